@@ -1,0 +1,43 @@
+"""The few exceptions of metatrainer. Each message says what was found and what to do next.
+
+Knows nothing about who raises or catches them.
+"""
+
+
+class MetatrainerError(Exception):
+    """Base of all errors that a user can act on."""
+
+
+class ConfigError(MetatrainerError):
+    """A setting is wrong. The command line prints the message and exits with 2."""
+
+
+class SandboxUnavailable(MetatrainerError):
+    """No sandbox can be had here. The message says what to install; exits with 2."""
+
+
+class EnvError(MetatrainerError):
+    """Agent-written environment code failed inside the sandbox.
+
+    kind: import, load, reward, timeout, memory, crash, output or protocol.
+    file, line: place in the submitted folder, where known.
+    """
+
+    def __init__(self, kind: str, message: str, file: str | None = None, line: int | None = None):
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.file = file
+        self.line = line
+
+
+class JobError(MetatrainerError):
+    """A training job ended without a usable student.
+
+    outcome: the word that goes into the ledger (crashed, timeout, env_error, diverged, ...).
+    """
+
+    def __init__(self, outcome: str, message: str):
+        super().__init__(message)
+        self.outcome = outcome
+        self.message = message
