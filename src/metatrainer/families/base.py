@@ -94,10 +94,10 @@ class Family:
     """None if the tools can run on a world, else what is wrong with it."""
 
     def items(self, split: Split, seed: int, n: int, level: int | None = None) -> list[Item]:
-        """`n` items of a split with different prompts, the same for the same arguments.
+        """`n` different items of a split, the same for the same arguments.
 
-        Raises ValueError for a level that the family does not have, and when a split holds too
-        few different questions.
+        Raises ValueError for a level that the family does not have, and when the generator
+        repeats itself so much that `n` different questions can't be drawn.
         """
         level = self.eval_level if level is None else level
         if level not in self.levels:
@@ -109,8 +109,9 @@ class Family:
             if len(seen) == n:
                 break
             drawn = self.sample(rng, level, pool)
-            if drawn["prompt"] not in seen:
-                seen[drawn["prompt"]] = Item(
+            key = json.dumps([drawn["prompt"], drawn["world"]], sort_keys=True)
+            if key not in seen:
+                seen[key] = Item(
                     id=f"{self.name}-{split}-{seed}-{len(seen)}",
                     prompt=drawn["prompt"],
                     world=drawn["world"],
