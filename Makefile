@@ -1,0 +1,40 @@
+# make train   set everything up and run the nano experiment to its end
+# make test    set everything up, then lint, type-check and test
+# make setup   only set up: .venv, pinned packages, the sandbox
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+CONFIG ?= configs/nano.toml
+
+# Left out, TORCH is the CPU build. With a CUDA GPU: make train TORCH=torch==2.13.0
+export TORCH
+export TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+.PHONY: train test lint format setup clean
+
+train: $(READY)
+	$(BIN)/metatrainer train $(CONFIG)
+
+test: lint
+	$(BIN)/pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+setup: $(READY)
+
+$(READY): scripts/setup requirements.lock pyproject.toml
+	@scripts/setup $(VENV)
+	@touch $@
+
+# Runs are kept: they are results.
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache build dist
+	find src tests -name __pycache__ -type d -exec rm -rf {} +
