@@ -11,7 +11,10 @@ def sample(rng: random.Random, level: int, names: list[str]) -> dict:
     depth = rng.randint(1, level)
     chain = items[: depth + 1]
     world = {
-        item: {"stock": rng.randint(1, 9), "substitute": rng.choice([i for i in items if i != item])}
+        item: {
+            "stock": rng.randint(1, 9),
+            "substitute": rng.choice([i for i in items if i != item]),
+        }
         for item in items
     }
     for item, substitute in zip(chain, chain[1:]):

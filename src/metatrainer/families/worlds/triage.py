@@ -14,7 +14,9 @@ def sample(rng: random.Random, level: int, names: list[str]) -> dict:
     drawn = rng.sample(names, 2 * TICKETS)
     tickets, customers = drawn[:TICKETS], drawn[TICKETS:]
     world = {
-        "tickets": {t: {"customer": rng.choice(customers), "topic": rng.choice(TOPICS)} for t in tickets},
+        "tickets": {
+            t: {"customer": rng.choice(customers), "topic": rng.choice(TOPICS)} for t in tickets
+        },
         "customers": {c: {"tier": rng.choice(TIERS)} for c in customers},
         "policy": {
             f"{topic} {tier}": f"{rng.choice(QUEUES)} {rng.choice(PRIORITIES)}"

@@ -1,0 +1,288 @@
+"""The embedded engine: one base model, a bank of LoRA adapters, sampling and training on them.
+
+Its calls are Tinker's (sample, forward_backward, optim_step, save, load) on plain lists of token
+ids. Synchronous and for one thread. Knows nothing about chat formats, environments or rewards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from metatrainer.engine.decode import Decoder, Sample, SamplingParams
+from metatrainer.engine.lora import AdamParams, Adapter
+from metatrainer.engine.losses import INPUTS, LOSSES
+from metatrainer.engine.model import (
+    ModelConfig,
+    Prefix,
+    Rope,
+    Weights,
+    forward,
+    load_weights,
+)
+from metatrainer.errors import ConfigError
+
+_MICRO_BATCH_TOKENS = 16384
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """One row to sample."""
+
+    prompt: list[int]
+    params: SamplingParams
+    adapter: int | None = None
+    """None is the base model."""
+    seed: int | None = None
+    """Seed of the row's own random stream; None takes the engine's next one."""
+
+
+@dataclass(frozen=True)
+class TrainRow:
+    """One sequence to train on; all lists have the length of `tokens`.
+
+    targets[t] is the token that follows tokens[t]. Positions whose weight (cross_entropy) or
+    advantage and old log-probability (importance_sampling) are 0 take no part.
+    """
+
+    tokens: list[int]
+    targets: list[int]
+    weights: list[float] = field(default_factory=list)
+    old_logprobs: list[float] = field(default_factory=list)
+    advantages: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class TrainOutput:
+    """loss: the sum over all rows. logprobs: of each row's targets, 0 where it takes no part."""
+
+    loss: float
+    logprobs: list[list[float]]
+
+
+class Engine:
+    """A base model and its adapters."""
+
+    def __init__(self, folder: str | Path, device: str = "cpu", dtype: torch.dtype = torch.float32):
+        self.folder = Path(folder)
+        self.config = ModelConfig.from_folder(self.folder)
+        self.device, self.dtype = device, dtype
+        self.base: Weights = load_weights(self.folder, self.config).to(device, dtype)
+        self.rope = Rope(self.config, device, dtype)
+        self._adapters: dict[int, Adapter] = {}
+        self._next_adapter = 0
+        self._next_seed = 0
+        self._effective: dict[int, tuple[int, Weights]] = {}
+        self._tokenizer: Any = None
+
+    @property
+    def tokenizer(self) -> Any:
+        """The folder's tokenizer, as transformers loads it."""
+        if self._tokenizer is None:
+            from transformers import AutoTokenizer
+
+            self._tokenizer = AutoTokenizer.from_pretrained(self.folder)
+        return self._tokenizer
+
+    # Adapters
+
+    def create_adapter(self, rank: int, alpha: float | None = None, seed: int = 0) -> int:
+        """A fresh adapter that changes nothing yet; alpha defaults to the rank."""
+        if rank < 1:
+            raise ConfigError(f"lora rank {rank}: it must be at least 1")
+        adapter = Adapter(self.config, rank, float(alpha or rank), self.device)
+        adapter.initialise(seed)
+        return self._add(adapter)
+
+    def delete_adapter(self, adapter: int) -> None:
+        """Forget an adapter."""
+        self._adapters.pop(adapter, None)
+        self._effective.pop(adapter, None)
+
+    def snapshot(self, adapter: int) -> int:
+        """A frozen copy of an adapter, to sample from while the original trains on."""
+        return self._add(self._get(adapter).copy())
+
+    def save_state(self, adapter: int, folder: Path) -> None:
+        """Weights and optimizer state, exact."""
+        self._get(adapter).save_state(folder)
+
+    def load_state(self, folder: Path, optimizer: bool = True) -> int:
+        """A new adapter from what save_state wrote, with or without its optimizer state."""
+        adapter = Adapter.load_state(self.config, folder, self.device)
+        return self._add(adapter if optimizer else adapter.copy())
+
+    def save_adapter(self, adapter: int, folder: Path) -> None:
+        """A PEFT folder."""
+        self._get(adapter).save_peft(folder, self.folder.name)
+
+    def load_adapter(self, folder: Path) -> int:
+        """A new adapter from a PEFT folder."""
+        return self._add(Adapter.load_peft(self.config, folder, self.device))
+
+    def _add(self, adapter: Adapter) -> int:
+        self._next_adapter += 1
+        self._adapters[self._next_adapter] = adapter
+        return self._next_adapter
+
+    def _get(self, adapter: int) -> Adapter:
+        if adapter not in self._adapters:
+            raise ConfigError(f"no adapter {adapter}; it was deleted or never made")
+        return self._adapters[adapter]
+
+    @torch.no_grad()
+    def weights(self, adapter: int | None) -> Weights:
+        """The weights that an adapter makes, kept until the adapter changes."""
+        if adapter is None:
+            return self.base
+        current = self._get(adapter)
+        known = self._effective.get(adapter)
+        if known is None or known[0] != current.version:
+            known = (current.version, current.weights(self.base))
+            self._effective[adapter] = known
+        return known[1]
+
+    # Sampling
+
+    def decoder(self, adapter: int | None, seeds: list[int]) -> Decoder:
+        """A batch to sample over several turns."""
+        return Decoder(self.config, self.weights(adapter), self.rope, seeds)
+
+    def sample(self, requests: list[SampleRequest]) -> list[Sample]:
+        """Sample each request once; requests of one adapter and one setting share a batch.
+
+        Raises ConfigError for a prompt that is empty or longer than the model's context.
+        """
+        samples: dict[int, Sample] = {}
+        batches: dict[tuple[int | None, SamplingParams], list[int]] = {}
+        for i, request in enumerate(requests):
+            if not 0 < len(request.prompt) < self.config.max_position_embeddings:
+                raise ConfigError(
+                    f"a prompt of {len(request.prompt)} tokens; this model takes 1 to "
+                    f"{self.config.max_position_embeddings - 1}"
+                )
+            batches.setdefault((request.adapter, request.params), []).append(i)
+        for (adapter, params), members in batches.items():
+            seeds = [self._seed(requests[i].seed) for i in members]
+            decoder = self.decoder(adapter, seeds)
+            decoder.feed_shared([requests[i].prompt for i in members])
+            samples.update(zip(members, decoder.sample(params)))
+        return [samples[i] for i in range(len(requests))]
+
+    def _seed(self, seed: int | None) -> int:
+        if seed is None:
+            self._next_seed += 1
+            return self._next_seed
+        return seed
+
+    @torch.no_grad()
+    def logprobs(self, sequences: list[list[int]], adapter: int | None) -> list[list[float]]:
+        """For each sequence the log-probability of every token after the first."""
+        weights = self.weights(adapter)
+        out = []
+        for sequence in sequences:
+            ids = torch.tensor([sequence], device=self.device)
+            hidden, _ = forward(self.config, weights, self.rope, ids[:, :-1])
+            logits = F.linear(hidden[0], weights.head).float()
+            picked = logits.gather(1, ids[0, 1:, None])[:, 0] - logits.logsumexp(dim=-1)
+            out.append(picked.tolist())
+        return out
+
+    # Training
+
+    def forward_backward(
+        self, rows: list[TrainRow], adapter: int, loss_fn: str, backward: bool = True
+    ) -> TrainOutput:
+        """Add the gradient of the summed loss to the adapter's. backward=False only evaluates.
+
+        Raises ConfigError for a loss this engine does not have.
+        """
+        if loss_fn not in LOSSES:
+            raise ConfigError(f"unknown loss {loss_fn!r}; this engine has {', '.join(LOSSES)}")
+        total, logprobs = 0.0, [[0.0] * len(row.tokens) for row in rows]
+        for members in _micro_batches(rows):
+            with torch.set_grad_enabled(backward):
+                batch = [rows[i] for i in members]
+                loss, picked, places = self._batch_loss(batch, adapter, loss_fn)
+                if backward and picked.numel():
+                    loss.backward()
+            total += float(loss.detach())
+            for (row, position), value in zip(places, picked.tolist()):
+                logprobs[members[row]][position] = value
+        return TrainOutput(total, logprobs)
+
+    def _batch_loss(
+        self, rows: list[TrainRow], adapter: int, loss_fn: str
+    ) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
+        """Loss, log-probabilities and (row, position) of every target that takes part."""
+        names = INPUTS[loss_fn]
+        places = [
+            (i, t)
+            for i, row in enumerate(rows)
+            for t in range(len(row.tokens))
+            if any(getattr(row, name)[t] for name in names)
+        ]
+        if not places:
+            return torch.zeros(()), torch.zeros(0), []
+        weights = self._get(adapter).weights(self.base)
+        shared = _shared_prefix(rows, min(t for _, t in places))
+        hidden = self._hidden(rows, weights, shared)
+        index = torch.tensor(places, device=self.device)
+        selected = hidden[index[:, 0], index[:, 1] - shared]
+        logits = F.linear(selected, weights.head).float()
+        targets = torch.tensor([rows[i].targets[t] for i, t in places], device=self.device)
+        picked = logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(dim=-1)
+        inputs = {
+            name: torch.tensor([getattr(rows[i], name)[t] for i, t in places], device=self.device)
+            for name in names
+        }
+        return LOSSES[loss_fn](picked, inputs), picked, places
+
+    def _hidden(self, rows: list[TrainRow], weights: Weights, shared: int) -> Tensor:
+        """Hidden states of the rows past their shared prefix, which is computed once."""
+        prefix: Prefix | None = None
+        if shared:
+            head = torch.tensor([rows[0].tokens[:shared]], device=self.device)
+            _, prefix = forward(self.config, weights, self.rope, head)
+        width = max(len(row.tokens) for row in rows) - shared
+        ids = [row.tokens[shared:] for row in rows]
+        padded = torch.tensor([r + [0] * (width - len(r)) for r in ids], device=self.device)
+        hidden, _ = forward(self.config, weights, self.rope, padded, prefix)
+        return hidden
+
+    def optim_step(self, adapter: int, params: AdamParams) -> dict[str, float]:
+        """One Adam step on the gradients added since the last one."""
+        return {"grad_norm": self._get(adapter).adam_step(params)}
+
+
+def _micro_batches(rows: list[TrainRow]) -> list[list[int]]:
+    """Row numbers by length, cut so that a padded batch stays within the token budget."""
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i].tokens))
+    batches: list[list[int]] = []
+    for i in order:
+        size = len(rows[i].tokens)
+        if batches and (len(batches[-1]) + 1) * size <= _MICRO_BATCH_TOKENS:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches
+
+
+def _shared_prefix(rows: list[TrainRow], first_target: int) -> int:
+    """Tokens that all rows begin with, none of them before a position that takes part."""
+    limit = min(first_target, min(len(row.tokens) for row in rows) - 1)
+    lead = rows[0].tokens[:limit]
+    for row in rows[1:]:
+        same: Callable[[int], bool] = lambda n, row=row: row.tokens[:n] == lead[:n]  # noqa: E731
+        low, high = 0, len(lead)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if same(middle) else (low, middle - 1)
+        lead = lead[:low]
+    return len(lead)

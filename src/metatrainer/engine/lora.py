@@ -1,0 +1,217 @@
+"""One LoRA adapter: its parameters, its Adam state, the weights it makes, its files.
+
+Knows the layout of the model's weights and PEFT's file format; knows nothing about sampling,
+losses or who trains it. All seven projections of each layer are adapted.
+
+Low-rank pairs are stacked along the layers: A [L, r, in], B [L, out, r]. The adapter is applied by
+making effective weights W + (alpha / r) B A once a call: on models this small the products of the
+low-rank path cost more than they save.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from metatrainer.engine.model import ModelConfig, Weights
+from metatrainer.errors import ConfigError
+
+_MODULES = {
+    "q_proj": "self_attn",
+    "k_proj": "self_attn",
+    "v_proj": "self_attn",
+    "o_proj": "self_attn",
+    "gate_proj": "mlp",
+    "up_proj": "mlp",
+    "down_proj": "mlp",
+}
+_STATE_FILE = "adapter_state.safetensors"
+
+
+@dataclass(frozen=True)
+class AdamParams:
+    """Adam's settings for one step."""
+
+    learning_rate: float
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    """Decoupled, as in AdamW."""
+    grad_clip_norm: float = 0.0
+    """Largest norm of the gradient; 0 leaves it as it is."""
+
+
+def _shapes(config: ModelConfig, rank: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(A, B) shapes of each module, stacked along the layers."""
+    d, f, n = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    inner = config.num_attention_heads * config.head_dim
+    kv = config.num_key_value_heads * config.head_dim
+    sizes = {
+        "q_proj": (d, inner),
+        "k_proj": (d, kv),
+        "v_proj": (d, kv),
+        "o_proj": (inner, d),
+        "gate_proj": (d, f),
+        "up_proj": (d, f),
+        "down_proj": (f, d),
+    }
+    return {m: ((n, rank, i), (n, o, rank)) for m, (i, o) in sizes.items()}
+
+
+class Adapter:
+    """Parameters and optimizer state of one adapter.
+
+    All parameters are views of one flat tensor, gradients and moments likewise, so that Adam is a
+    handful of operations whatever the number of modules.
+    """
+
+    def __init__(self, config: ModelConfig, rank: int, alpha: float, device: str = "cpu"):
+        self.config, self.rank, self.alpha = config, rank, alpha
+        shapes = _shapes(config, rank)
+        total = sum(math.prod(a) + math.prod(b) for a, b in shapes.values())
+        self.flat = torch.zeros(total, device=device)
+        self.grad = torch.zeros_like(self.flat)
+        self.moment1 = torch.zeros_like(self.flat)
+        self.moment2 = torch.zeros_like(self.flat)
+        self.steps = 0
+        self.version = 0
+        """Counts changes of the weights, so that whoever caches something can notice."""
+        self.pairs: dict[str, tuple[Tensor, Tensor]] = {}
+        offset = 0
+        for module, pair in shapes.items():
+            views = []
+            for shape in pair:
+                size = math.prod(shape)
+                view = self.flat[offset : offset + size].view(shape).requires_grad_()
+                view.grad = self.grad[offset : offset + size].view(shape)
+                views.append(view)
+                offset += size
+            self.pairs[module] = (views[0], views[1])
+
+    def initialise(self, seed: int) -> None:
+        """A uniform as in PEFT (Kaiming with slope sqrt(5)), B zero: the adapter changes nothing."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for a, b in self.pairs.values():
+                bound = 1 / math.sqrt(a.shape[-1])
+                a.copy_((torch.rand(a.shape, generator=generator) * 2 - 1) * bound)
+                b.zero_()
+        self.version += 1
+
+    def weights(self, base: Weights) -> Weights:
+        """The base's weights with the adapter in them; differentiable where grad is on."""
+        scale = self.alpha / self.rank
+        delta = {module: torch.bmm(b, a) * scale for module, (a, b) in self.pairs.items()}
+        return replace(
+            base,
+            qkv=base.qkv + torch.cat([delta[f"{p}_proj"] for p in "qkv"], dim=1),
+            o=base.o + delta["o_proj"],
+            gate_up=base.gate_up + torch.cat([delta["gate_proj"], delta["up_proj"]], dim=1),
+            down=base.down + delta["down_proj"],
+        )
+
+    @torch.no_grad()
+    def adam_step(self, params: AdamParams) -> float:
+        """One Adam step on the gathered gradient, which is then cleared. Returns its norm."""
+        norm = float(self.grad.norm())
+        if params.grad_clip_norm > 0 and norm > params.grad_clip_norm:
+            self.grad.mul_(params.grad_clip_norm / norm)
+        self.steps += 1
+        self.moment1.lerp_(self.grad, 1 - params.beta1)
+        self.moment2.mul_(params.beta2).addcmul_(self.grad, self.grad, value=1 - params.beta2)
+        if params.weight_decay:
+            self.flat.mul_(1 - params.learning_rate * params.weight_decay)
+        scale = (1 - params.beta2**self.steps) ** 0.5
+        denominator = self.moment2.sqrt().div_(scale).add_(params.eps)
+        step_size = params.learning_rate / (1 - params.beta1**self.steps)
+        self.flat.addcdiv_(self.moment1, denominator, value=-step_size)
+        self.grad.zero_()
+        self.version += 1
+        return norm
+
+    def copy(self) -> Adapter:
+        """The same weights with a fresh optimizer: a frozen copy for sampling."""
+        twin = Adapter(self.config, self.rank, self.alpha, str(self.flat.device))
+        with torch.no_grad():
+            twin.flat.copy_(self.flat)
+        return twin
+
+    def save_state(self, folder: Path) -> None:
+        """Weights and optimizer, exact: training goes on bit for bit after load_state."""
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {"flat": self.flat, "moment1": self.moment1, "moment2": self.moment2}
+        save_file(
+            {k: v.detach().cpu().contiguous() for k, v in tensors.items()},
+            folder / _STATE_FILE,
+            metadata={"steps": str(self.steps), "rank": str(self.rank), "alpha": str(self.alpha)},
+        )
+
+    @classmethod
+    def load_state(cls, config: ModelConfig, folder: Path, device: str = "cpu") -> Adapter:
+        """Read what save_state wrote. Raises ConfigError if it is not there or does not fit."""
+        from safetensors import safe_open
+
+        path = folder / _STATE_FILE
+        if not path.exists():
+            raise ConfigError(f"no adapter state at {folder}")
+        with safe_open(path, "pt") as file:
+            meta = file.metadata()
+            adapter = cls(config, int(meta["rank"]), float(meta["alpha"]), device)
+            if file.get_tensor("flat").shape != adapter.flat.shape:
+                raise ConfigError(f"the adapter at {folder} belongs to another base model")
+            with torch.no_grad():
+                adapter.flat.copy_(file.get_tensor("flat"))
+            adapter.moment1.copy_(file.get_tensor("moment1"))
+            adapter.moment2.copy_(file.get_tensor("moment2"))
+            adapter.steps = int(meta["steps"])
+        return adapter
+
+    def save_peft(self, folder: Path, base_name: str) -> None:
+        """Write adapter_config.json and adapter_model.safetensors as PEFT reads them."""
+        tensors = {}
+        for module, (a, b) in self.pairs.items():
+            for i in range(self.config.num_hidden_layers):
+                stem = f"base_model.model.model.layers.{i}.{_MODULES[module]}.{module}"
+                tensors[f"{stem}.lora_A.weight"] = a[i].detach().cpu().clone().contiguous()
+                tensors[f"{stem}.lora_B.weight"] = b[i].detach().cpu().clone().contiguous()
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        card = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base_name,
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "target_modules": sorted(_MODULES),
+            "inference_mode": True,
+        }
+        (folder / "adapter_config.json").write_text(json.dumps(card, indent=2) + "\n")
+
+    @classmethod
+    def load_peft(cls, config: ModelConfig, folder: Path, device: str = "cpu") -> Adapter:
+        """Read a PEFT folder. Raises ConfigError where its shape is not this model's."""
+        try:
+            card = json.loads((folder / "adapter_config.json").read_text())
+            tensors = load_file(folder / "adapter_model.safetensors")
+            adapter = cls(config, int(card["r"]), float(card["lora_alpha"]), device)
+            with torch.no_grad():
+                for module, (a, b) in adapter.pairs.items():
+                    for i in range(config.num_hidden_layers):
+                        stem = f"base_model.model.model.layers.{i}.{_MODULES[module]}.{module}"
+                        a[i].copy_(tensors.pop(f"{stem}.lora_A.weight"))
+                        b[i].copy_(tensors.pop(f"{stem}.lora_B.weight"))
+        except (OSError, KeyError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"{folder} is not a LoRA adapter of this model: {error}") from None
+        if tensors:
+            raise ConfigError(f"{folder} adapts more than this model has: {sorted(tensors)[:3]}")
+        adapter.version += 1
+        return adapter
