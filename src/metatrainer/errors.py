@@ -16,6 +16,10 @@ class SandboxUnavailable(MetatrainerError):
     """No sandbox can be had here. The message says what to install; exits with 2."""
 
 
+class LedgerError(MetatrainerError):
+    """The ledger of a run cannot be used: missing, of another version, in use, or contradicted."""
+
+
 class EnvError(MetatrainerError):
     """Agent-written environment code failed inside the sandbox.
 
@@ -40,4 +44,24 @@ class JobError(MetatrainerError):
     def __init__(self, outcome: str, message: str):
         super().__init__(message)
         self.outcome = outcome
+        self.message = message
+
+
+class WorkspaceError(MetatrainerError):
+    """A tool call of the agent is refused. The message is the tool's answer to the agent."""
+
+
+class PoolError(MetatrainerError):
+    """The pool itself is broken (not a job in it): no worker starts, or none can be reached."""
+
+
+class WorkerFault(MetatrainerError):
+    """A worker process did not answer as it should and has been killed. Stays inside the pool.
+
+    kind: timeout or crashed, the outcome of the job that it was doing.
+    """
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
+        self.kind = kind
         self.message = message

@@ -1,0 +1,1 @@
+"""What the trainer agent sees and does: tasks, instructions, workspace, tools, policies."""
