@@ -1,0 +1,74 @@
+"""The interface of a pool of slots: orders in, results out.
+
+Knows nothing about processes, engines or how a job trains.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from metatrainer.students.evaluate import Score
+
+
+class JobOrder(BaseModel):
+    """One job to run: a validated submission and what it is trained with."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    job_id: str
+    """Names the job in the ledger and on disk; the same submission keeps its id."""
+    attempt: int = Field(1, ge=1)
+    """Which try at running the job this is; a lost one is followed by the next."""
+    family: str
+    """Family whose hidden items the student is scored on."""
+    job_dir: Path
+    """The job's folder; its files/ holds the submission."""
+    student: str
+    """The base model, by its name in the catalogue."""
+    seed: int
+    """Seed of the job's adapter and sampling."""
+
+
+class JobResult(BaseModel):
+    """How a job ended."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    job_id: str
+    attempt: int = 1
+    outcome: str
+    """ok, or the word for why there is no score: crashed, timeout, env_error, diverged, ..."""
+    message: str = ""
+    """What went wrong, for the ledger and the report."""
+    post: Score | None = None
+    """Hidden score of the trained student."""
+    train_seconds: float = 0.0
+    eval_seconds: float = 0.0
+    rollouts: int = 0
+    tokens: int = 0
+    curve: list[dict[str, Any]] = []
+    """One record for each step of the training."""
+    adapter: Path | None = None
+    """Where the trained adapter was saved."""
+
+
+class Pool(Protocol):
+    """Slots that run jobs. Every job is run at most once for each attempt."""
+
+    slots: int
+
+    async def start(self) -> None:
+        """Make the slots ready. Raises PoolError or SandboxUnavailable."""
+
+    async def close(self) -> None:
+        """Stop everything at once; no process is left behind."""
+
+    async def run(self, order: JobOrder) -> JobResult:
+        """Run a job, or collect its result if it has ended before. Raises PoolError only if the
+        pool itself is broken; a job that fails is a result."""
+
+    async def baselines(self, family: str) -> list[Score]:
+        """Hidden scores of all untrained students, best first."""

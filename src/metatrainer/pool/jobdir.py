@@ -1,0 +1,84 @@
+"""The folder of one job: what is written where, and in which order, so that a kill loses nothing.
+
+    files/         the submission, as validated
+    order.json     the order; its presence says that files/ is complete
+    attempt-<n>/   the once-only gate of each try: whoever makes the folder may run
+    adapter/       the trained adapter
+    result.json    how the job ended; its presence says that the job is over
+
+Knows nothing about processes or the ledger.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from metatrainer.pool.base import JobOrder, JobResult
+
+FILES = "files"
+ORDER = "order.json"
+RESULT = "result.json"
+ADAPTER = "adapter"
+
+
+def create(order: JobOrder, files: Mapping[str, str]) -> None:
+    """Write a job's folder. A folder that is complete already is left as it is."""
+    if (order.job_dir / ORDER).exists():
+        return
+    for path, text in files.items():
+        target = order.job_dir / FILES / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    write_durably(order.job_dir / ORDER, order.model_dump_json())
+
+
+def read_files(job_dir: Path) -> dict[str, str]:
+    """The submission in a job's folder."""
+    root = job_dir / FILES
+    return {
+        str(path.relative_to(root)): path.read_text(encoding="utf-8")
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+
+
+def claim(order: JobOrder) -> bool:
+    """Take the right to run this attempt; False if somebody has it."""
+    try:
+        (order.job_dir / f"attempt-{order.attempt}").mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def write_result(job_dir: Path, result: JobResult) -> None:
+    """Record how a job ended."""
+    write_durably(job_dir / RESULT, result.model_dump_json())
+
+
+def read_result(job_dir: Path, job_id: str) -> JobResult | None:
+    """How the job ended, or None if it has not."""
+    try:
+        result = JobResult.model_validate_json((job_dir / RESULT).read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+    return result if result.job_id == job_id else None
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all, even after a power loss."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,105 @@
+"""Stand-in bodies for worker processes: what a slot does, without engine and sandbox.
+
+The seed of an order picks the behaviour, so that one pool serves a whole test.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+
+from metatrainer.errors import EnvError, JobError
+from metatrainer.pool.base import JobOrder, JobResult
+from metatrainer.pool.worker import Setup
+from metatrainer.students.evaluate import Score
+
+OK, JOB_ERROR, ENV_ERROR, BUG, HANG, EXIT, GARBAGE, PRINT, DONE_THEN_HANG = range(9)
+
+
+class StandIn:
+    """Leaves a line in a job's runs file each time it starts one."""
+
+    def __init__(self, setup: Setup):
+        self.setup = setup
+
+    def train(self, order: JobOrder) -> JobResult:
+        with (order.job_dir / "runs").open("a") as runs:
+            runs.write(f"{os.getpid()}\n")
+        _ACTIONS.get(order.seed, lambda: None)()
+        result = JobResult(
+            job_id=order.job_id,
+            attempt=order.attempt,
+            outcome="ok",
+            post=self._score(order.family, order.student, 0.5),
+        )
+        if order.seed == DONE_THEN_HANG:
+            from metatrainer.pool import jobdir
+
+            jobdir.write_result(order.job_dir, result)
+            time.sleep(600)
+        return result
+
+    def baseline(self, family: str, student: str) -> Score:
+        if family == "broken":
+            raise RuntimeError("no such family")
+        return self._score(family, student, 0.1 + 0.01 * len(student))
+
+    def close(self) -> None:
+        pass
+
+    def _score(self, family: str, student: str, mean: float) -> Score:
+        return Score(student=student, family=family, n=8, mean=mean, low=0.0, high=1.0)
+
+
+class NeverReady:
+    def __init__(self, setup: Setup):
+        raise RuntimeError("no model on disk")
+
+
+def _job_error() -> None:
+    raise JobError("diverged", "the loss is not a number")
+
+
+def _env_error() -> None:
+    raise EnvError("reward", "division by zero", "environment/__init__.py", 3)
+
+
+def _bug() -> None:
+    raise KeyError("engine")
+
+
+def _hang() -> None:
+    time.sleep(600)
+
+
+def _exit() -> None:
+    print("out of memory", file=sys.stderr, flush=True)
+    os._exit(137)
+
+
+def _print() -> None:
+    print("a library says hello")
+    os.write(1, b"and so does C code\n")
+
+
+def _garbage() -> None:
+    for fd in range(3, 64):
+        try:
+            if stat.S_ISFIFO(os.fstat(fd).st_mode):
+                os.write(fd, b"%PDF-1.4\n")
+        except OSError:
+            continue
+    time.sleep(600)
+
+
+_ACTIONS = {
+    JOB_ERROR: _job_error,
+    ENV_ERROR: _env_error,
+    BUG: _bug,
+    HANG: _hang,
+    EXIT: _exit,
+    GARBAGE: _garbage,
+    PRINT: _print,
+}

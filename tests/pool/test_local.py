@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pool_bodies as bodies
+import pytest
+
+from metatrainer.config import LimitSettings, PoolSettings, RunSettings
+from metatrainer.errors import PoolError
+from metatrainer.pool import jobdir
+from metatrainer.pool.base import JobOrder, JobResult
+from metatrainer.pool.local import LocalPool
+
+STAND_IN = "pool_bodies:StandIn"
+FILES = {"job.toml": "", "environment/__init__.py": "x = 1\n"}
+
+
+def make_order(root: Path, name: str, seed: int = bodies.OK, attempt: int = 1) -> JobOrder:
+    order = JobOrder(
+        job_id=name,
+        attempt=attempt,
+        family="persona",
+        job_dir=root / name,
+        student="nano-wren",
+        seed=seed,
+    )
+    jobdir.create(order, FILES)
+    return order
+
+
+def with_pool(
+    action: Callable[[LocalPool], Awaitable[None]],
+    slots: int = 1,
+    seconds: float = 30.0,
+    body: str = STAND_IN,
+) -> None:
+    """Run an action on a started pool, and check that no worker outlives it."""
+    settings = RunSettings(
+        pool=PoolSettings(slots=slots), limits=LimitSettings(max_seconds=seconds / 2)
+    )
+    pool = LocalPool(settings, secret_seed=7, body=body, grace_seconds=seconds / 2)
+    pids: list[int] = []
+
+    async def main() -> None:
+        await pool.start()
+        pids.extend(pool.pids())
+        try:
+            await action(pool)
+        finally:
+            pids.extend(pool.pids())
+            await pool.close()
+
+    asyncio.run(main())
+    assert len(pids) >= 2 * slots - 1
+    assert not [pid for pid in pids if alive(pid)]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def runs(order: JobOrder) -> list[int]:
+    path = order.job_dir / "runs"
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+async def started(order: JobOrder) -> int:
+    """Pid of the worker that has begun the job."""
+    while not runs(order):
+        await asyncio.sleep(0.01)
+    return runs(order)[-1]
+
+
+def test_jobs_share_the_slots_and_each_runs_once(tmp_path: Path) -> None:
+    orders = [make_order(tmp_path, f"job-{i}") for i in range(5)]
+
+    async def action(pool: LocalPool) -> None:
+        results = await asyncio.gather(*(pool.run(order) for order in orders))
+        assert [r.job_id for r in results] == [o.job_id for o in orders]
+        assert {r.outcome for r in results} == {"ok"}
+
+    with_pool(action, slots=2)
+    assert [len(runs(order)) for order in orders] == [1] * 5
+    assert len({runs(order)[0] for order in orders}) <= 2  # warm: no process for each job
+
+
+def test_a_result_on_disk_is_collected_and_not_run_again(tmp_path: Path) -> None:
+    order = make_order(tmp_path, "job")
+    kept = JobResult(job_id="job", outcome="timeout", message="too slow")
+    jobdir.write_result(order.job_dir, kept)
+
+    async def action(pool: LocalPool) -> None:
+        assert await pool.run(order) == kept
+
+    with_pool(action)
+    assert runs(order) == []
+
+
+def test_a_result_of_another_job_is_not_taken(tmp_path: Path) -> None:
+    order = make_order(tmp_path, "job")
+    jobdir.write_result(order.job_dir, JobResult(job_id="other", outcome="ok"))
+
+    async def action(pool: LocalPool) -> None:
+        assert (await pool.run(order)).post is not None
+
+    with_pool(action)
+
+
+@pytest.mark.parametrize(
+    ("seed", "outcome", "says"),
+    [
+        (bodies.JOB_ERROR, "diverged", "not a number"),
+        (bodies.ENV_ERROR, "env_error", "reward: division by zero"),
+        (bodies.BUG, "crashed", "KeyError: 'engine'"),
+        (bodies.EXIT, "crashed", "exit code 137; its last words: out of memory"),
+        (bodies.GARBAGE, "crashed", "garbage: b'%PDF-1.4"),
+        (bodies.PRINT, "ok", ""),
+    ],
+)
+def test_a_job_that_fails_is_a_result_and_the_slot_goes_on(
+    tmp_path: Path, seed: int, outcome: str, says: str
+) -> None:
+    bad, good = make_order(tmp_path, "bad", seed), make_order(tmp_path, "good")
+
+    async def action(pool: LocalPool) -> None:
+        result = await pool.run(bad)
+        assert result.outcome == outcome
+        assert says in result.message
+        assert jobdir.read_result(bad.job_dir, "bad") == result
+        assert (await pool.run(good)).outcome == "ok"
+
+    with_pool(action)
+
+
+def test_a_worker_killed_in_a_job_is_a_crash_and_is_replaced(tmp_path: Path) -> None:
+    victim, after = make_order(tmp_path, "victim", bodies.HANG), make_order(tmp_path, "after")
+
+    async def action(pool: LocalPool) -> None:
+        running = asyncio.create_task(pool.run(victim))
+        os.kill(await started(victim), signal.SIGKILL)
+        result = await running
+        assert (result.outcome, "signal 9" in result.message) == ("crashed", True)
+        assert (await pool.run(after)).outcome == "ok"
+
+    with_pool(action)
+    assert runs(after) != runs(victim)
+
+
+def test_a_job_past_its_deadline_is_killed(tmp_path: Path) -> None:
+    slow, after = make_order(tmp_path, "slow", bodies.HANG), make_order(tmp_path, "after")
+
+    async def action(pool: LocalPool) -> None:
+        result = await pool.run(slow)
+        assert result.outcome == "timeout"
+        assert not alive(runs(slow)[0])
+        assert (await pool.run(after)).outcome == "ok"
+
+    with_pool(action, seconds=2.0)
+
+
+def test_a_result_written_before_the_kill_counts(tmp_path: Path) -> None:
+    order = make_order(tmp_path, "job", bodies.DONE_THEN_HANG)
+
+    async def action(pool: LocalPool) -> None:
+        running = asyncio.create_task(pool.run(order))
+        pid = await started(order)
+        while jobdir.read_result(order.job_dir, "job") is None:
+            await asyncio.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)
+        assert (await running).outcome == "ok"
+
+    with_pool(action)
+
+
+def test_closing_leaves_a_running_job_open(tmp_path: Path) -> None:
+    order = make_order(tmp_path, "job", bodies.HANG)
+    waiting = make_order(tmp_path, "waiting")
+    tasks: list[asyncio.Task[JobResult]] = []
+
+    async def action(pool: LocalPool) -> None:
+        tasks.extend(asyncio.create_task(pool.run(o)) for o in (order, waiting))
+        await started(order)
+        await pool.close()
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(ended, PoolError)
+
+    with_pool(action)
+    assert jobdir.read_result(order.job_dir, "job") is None
+    assert runs(waiting) == []
+
+
+def test_a_cancelled_job_does_not_answer_the_next_one(tmp_path: Path) -> None:
+    cancelled, after = make_order(tmp_path, "c", bodies.HANG), make_order(tmp_path, "after")
+
+    async def action(pool: LocalPool) -> None:
+        running = asyncio.create_task(pool.run(cancelled))
+        await started(cancelled)
+        running.cancel()
+        assert (await pool.run(after)).job_id == "after"
+
+    with_pool(action)
+    assert jobdir.read_result(cancelled.job_dir, "c") is None
+
+
+def test_an_attempt_is_started_once(tmp_path: Path) -> None:
+    order = make_order(tmp_path, "job")
+    assert jobdir.claim(order)
+    again = order.model_copy(update={"attempt": 2})
+
+    async def action(pool: LocalPool) -> None:
+        assert "started before" in (await pool.run(order)).message
+        assert (await pool.run(again)).outcome == "ok"
+
+    with_pool(action)
+    assert len(runs(order)) == 1
+
+
+def test_baselines_cover_all_students_best_first(tmp_path: Path) -> None:
+    async def action(pool: LocalPool) -> None:
+        first, second = await asyncio.gather(pool.baselines("persona"), pool.baselines("persona"))
+        assert first is second
+        assert [s.student for s in first] == ["nano-finch", "nano-wren"]
+        with pytest.raises(PoolError, match="no such family"):
+            await pool.baselines("broken")
+        assert (await pool.run(make_order(tmp_path, "after"))).outcome == "ok"
+
+    with_pool(action)
+
+
+def test_a_pool_whose_workers_do_not_start_says_why() -> None:
+    async def action(_: LocalPool) -> None: ...
+
+    with pytest.raises(PoolError, match="no model on disk"):
+        with_pool(action, body="pool_bodies:NeverReady")
+
+
+def test_workers_get_no_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-secret")
+
+    async def action(pool: LocalPool) -> None:
+        environment = Path(f"/proc/{pool.pids()[0]}/environ").read_bytes()
+        assert b"tml-secret" not in environment
+        assert b"OMP_NUM_THREADS=1" in environment
+
+    with_pool(action)
+
+
+CONTROLLER = """
+    import asyncio, json, sys
+    from pathlib import Path
+    from metatrainer.config import PoolSettings, RunSettings
+    from metatrainer.pool.base import JobOrder
+    from metatrainer.pool.local import LocalPool
+
+    async def main():
+        pool = LocalPool(RunSettings(pool=PoolSettings(slots=2)), 7, body="pool_bodies:StandIn")
+        await pool.start()
+        orders = [JobOrder.model_validate_json(line) for line in sys.argv[1:]]
+        tasks = [asyncio.create_task(pool.run(order)) for order in orders]
+        print(json.dumps({"workers": pool.pids(), "done": (await tasks[0]).job_id}), flush=True)
+        await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+"""
+
+
+def test_a_controller_killed_mid_job_leaves_no_worker_and_resumes(tmp_path: Path) -> None:
+    done, lost = make_order(tmp_path, "done"), make_order(tmp_path, "lost", bodies.HANG)
+    controller = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(CONTROLLER)]
+        + [order.model_dump_json() for order in (done, lost)],
+        stdout=subprocess.PIPE,
+    )
+    assert controller.stdout
+    report = json.loads(controller.stdout.readline())
+
+    async def kill_it() -> None:
+        await started(lost)
+        controller.kill()
+        controller.wait()
+        while any(alive(pid) for pid in report["workers"]):
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(kill_it(), 30))
+    controller.stdout.close()
+    again = lost.model_copy(update={"attempt": 2, "seed": bodies.OK})
+
+    async def action(pool: LocalPool) -> None:
+        assert (await pool.run(done)).outcome == "ok"
+        assert (await pool.run(again)).attempt == 2
+
+    with_pool(action)
+    assert (len(runs(done)), len(runs(lost))) == (1, 2)
