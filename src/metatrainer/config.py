@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from metatrainer.errors import ConfigError
 from metatrainer.reward import RewardConfig
@@ -143,10 +144,11 @@ def nearest(name: str, valid: list[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"valid: {', '.join(valid)}"
 
 
-def _explain(error: dict[str, Any]) -> str:
+def _explain(error: ErrorDetails) -> str:
     key = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        return f"unknown setting {key!r}; {nearest(str(error['loc'][-1]), _keys(error['loc'][:-1]))}"
+        hint = nearest(str(error["loc"][-1]), _keys(error["loc"][:-1]))
+        return f"unknown setting {key!r}; {hint}"
     return f"{key}: {error['msg']}" if key else error["msg"]
 
 
