@@ -3,9 +3,9 @@
 import random
 
 TOPICS = ("refund", "login", "delivery", "invoice")
-TIERS = ("basic", "silver", "gold")
+TIERS = ("basic", "silver", "gold", "team", "trial")
 QUEUES = ("billing", "account", "logistics", "support")
-PRIORITIES = ("low", "normal", "urgent")
+PRIORITIES = ("low", "normal", "high", "urgent")
 TICKETS = 4
 
 

@@ -1,0 +1,159 @@
+"""The chat format of students and of the nano agent: Qwen3's turns and tool calls, as token ids.
+
+A conversation grows by appending token ids: what was sampled is never tokenised again. Tools stand
+in the system message, one line each. Knows nothing about who samples or what tools do.
+
+    <|im_start|>system
+    lookup(name, relation)<|im_end|>
+    <|im_start|>user
+    Who is the boss of BelMar?<|im_end|>
+    <|im_start|>assistant
+    <tool_call>
+    {"name": "lookup", "arguments": {"name": "BelMar", "relation": "boss"}}
+    </tool_call><|im_end|>
+    <|im_start|>user
+    <tool_response>
+    KelRon
+    </tool_response><|im_end|>
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+IM_START, IM_END = "<|im_start|>", "<|im_end|>"
+SPECIAL_TOKENS = ("<|endoftext|>", IM_START, IM_END)
+PLAIN_TOKENS = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
+"""Tokens of their own that, as in Qwen3, are ordinary text to the tokenizer."""
+
+_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool call that could be parsed."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a sampled assistant message says."""
+
+    text: str
+    """The text outside of tool calls."""
+    calls: tuple[Call, ...] = ()
+    errors: tuple[str, ...] = field(default=())
+    """Why a tool call could not be parsed, for the model to read."""
+    clean: bool = True
+    """The message ended by itself rather than by a limit."""
+
+
+def tool_line(schema: Mapping[str, Any]) -> str:
+    """`lookup(name, relation)`: a tool as the system message lists it."""
+    return f"{schema['name']}({', '.join(schema['parameters'].get('properties', {}))})"
+
+
+def system_text(text: str, tools: Sequence[Mapping[str, Any]]) -> str:
+    """The content of the system message: the text, then a line for each tool."""
+    return "\n".join([*([text] if text else []), *(tool_line(t) for t in tools)])
+
+
+def call_text(name: str, arguments: Mapping[str, Any]) -> str:
+    """A tool call as an assistant message holds it."""
+    payload = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
+    return f"<tool_call>\n{payload}\n</tool_call>"
+
+
+def result_text(result: str) -> str:
+    """A tool's result as the user message holds it."""
+    return f"<tool_response>\n{result}\n</tool_response>"
+
+
+def message_text(role: str, content: str) -> str:
+    """One whole message."""
+    return f"{IM_START}{role}\n{content}{IM_END}"
+
+
+def parse_call(text: str) -> Call | str:
+    """A call from the JSON inside a tool_call block, or what is wrong with it."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        return f"the tool call is not JSON: {error.msg} at character {error.pos}"
+    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
+        return 'a tool call needs "name" and "arguments"'
+    arguments = data.get("arguments", {})
+    if not isinstance(arguments, dict):
+        return '"arguments" must be an object'
+    return Call(data["name"], arguments)
+
+
+def parse_text(text: str, clean: bool = True) -> Turn:
+    """An assistant message's text, taken apart. Nothing in it raises."""
+    found = [parse_call(block) for block in _CALL.findall(text)]
+    errors = [f for f in found if isinstance(f, str)]
+    rest = _CALL.sub("", text)
+    if "<tool_call>" in rest:
+        errors.append("a <tool_call> was not closed with </tool_call>")
+    calls = tuple(f for f in found if isinstance(f, Call))
+    return Turn(rest.strip(), calls, tuple(errors), clean)
+
+
+class ChatFormat:
+    """The format over one tokenizer (a transformers fast tokenizer with the tokens above)."""
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+        self._end = tokenizer.convert_tokens_to_ids(IM_END)
+        self.stop: tuple[int, ...] = (self._end,)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of text in which the format's own tokens count as such."""
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """A conversation up to where the assistant speaks.
+
+        messages: OpenAI-style dicts with role, content and, for assistants, tool_calls as
+        {"name", "arguments"}. A system message is made if there is none and there are tools.
+        """
+        messages = list(messages)
+        first = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
+        system = system_text(first, tools)
+        parts = [message_text("system", system)] if system else []
+        for message in messages:
+            parts.append(self._render(message))
+        return self.encode("\n".join([*parts, f"{IM_START}assistant\n"]))
+
+    def tool_turn(self, results: Sequence[str]) -> list[int]:
+        """What follows an assistant message that called tools: the results, each a message."""
+        turns = [message_text("user", result_text(r)) for r in results]
+        return self.encode("\n".join(["", *turns, f"{IM_START}assistant\n"]))
+
+    def parse(self, tokens: Sequence[int]) -> Turn:
+        """A sampled message, with or without its end token."""
+        clean = bool(tokens) and tokens[-1] == self._end
+        body = list(tokens[:-1] if clean else tokens)
+        return parse_text(self._tokenizer.decode(body), clean)
+
+    def _render(self, message: Mapping[str, Any]) -> str:
+        if message["role"] == "tool":
+            return message_text("user", result_text(message["content"]))
+        text = message["content"] or ""
+        calls = [call_text(c["name"], c["arguments"]) for c in message.get("tool_calls") or []]
+        return message_text(message["role"], "\n".join([*([text] if text else []), *calls]))

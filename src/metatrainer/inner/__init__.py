@@ -1,0 +1,1 @@
+"""The inner loop: reinforcement learning of a student on an agent's environment."""

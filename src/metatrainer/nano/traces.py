@@ -1,0 +1,152 @@
+"""Synthetic conversations of students, right and wrong, to pretrain the nano students on.
+
+A student learns from them how to talk to tools, and habits good and bad in a known mixture, so that
+untrained it scores low but not nothing, and reinforcement learning has something to select.
+Knows the families; knows nothing about models.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+
+from metatrainer import chat, families
+from metatrainer.chat import ChatFormat
+from metatrainer.families import Family, Item
+from metatrainer.families.names import names
+from metatrainer.families.worlds import persona, triage
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Token ids and, for each, whether the model is to learn to write it."""
+
+    tokens: list[int]
+    learn: list[bool]
+
+
+Script = Generator[str, str, None]
+"""A student: yields its messages, is sent the tools' results; the last message calls nothing."""
+
+
+def _call(tool: str, /, **arguments: str) -> str:
+    return chat.call_text(tool, arguments)
+
+
+def _persona(item: Item, rng: random.Random, habit: str) -> Script:
+    relations = [arguments["relation"] for _, arguments in item.calls]
+    who = item.calls[0][1]["name"]
+    if habit == "wrong order":
+        relations.reverse()
+    if habit == "stops short":
+        relations = relations[: rng.randrange(len(relations))] or relations[:1]
+    if habit == "wrong relation":
+        relations[rng.randrange(len(relations))] = rng.choice(persona.RELATIONS)
+    start = who
+    for relation in relations:
+        who = yield _call("lookup", name=who, relation=relation)
+    yield start if habit == "wrong answer" else who
+
+
+def _inventory(item: Item, rng: random.Random, habit: str) -> Script:
+    at = item.calls[0][1]["item"]
+    if habit == "wrong answer":
+        yield _call("stock", item=at)
+        yield at
+        return
+    patience = 1 if habit == "stops short" else len(item.calls)
+    while True:
+        result = yield _call("stock", item=at)
+        if "see " not in result:
+            break
+        at = result.split("see ")[1]
+        patience -= 1
+        if patience == 0:
+            break
+        if habit == "wrong relation" and rng.random() < 0.5:
+            at = rng.choice(names("train"))
+    yield at
+
+
+def _triage(item: Item, rng: random.Random, habit: str) -> Script:
+    ticket = item.calls[0][1]["name"]
+    topic, _, customer = (yield _call("ticket", name=ticket)).partition(" from ")
+    if habit == "wrong answer":
+        yield _label(rng)
+        return
+    tier = rng.choice(triage.TIERS)
+    if habit != "stops short":
+        if item.level > 1:
+            asked = ticket if habit == "wrong order" else customer
+            told = yield _call("customer", name=asked)
+            tier = told if told in triage.TIERS else tier
+        else:
+            tier = item.prompt.split(" of a ")[1].split()[0]
+    if habit == "wrong relation":
+        topic = rng.choice(triage.TOPICS)
+    yield (yield _call("policy", topic=topic, tier=tier))
+
+
+def _label(rng: random.Random) -> str:
+    return f"{rng.choice(triage.QUEUES)} {rng.choice(triage.PRIORITIES)}"
+
+
+_STUDENTS = {"persona": _persona, "inventory": _inventory, "triage": _triage}
+HABITS = {
+    "persona": ("stops short", "wrong relation", "wrong order", "wrong answer", "no tools"),
+    "inventory": ("stops short", "wrong relation", "wrong answer", "no tools"),
+    "triage": ("stops short", "wrong relation", "wrong order", "wrong answer", "no tools"),
+}
+"""Wrong ways of working on each family."""
+
+
+def student_messages(
+    family: Family, item: Item, rng: random.Random, habit: str | None
+) -> Iterator[tuple[str, str | None]]:
+    """(assistant text, tool result) turn by turn; the last has no result. habit None is right."""
+    if habit == "no tools":
+        yield (_label(rng) if family.name == "triage" else rng.choice(names("train"))), None
+        return
+    acting = _STUDENTS[family.name](item, rng, habit or "right")
+    text = next(acting)
+    while True:
+        turn = chat.parse_text(text)
+        if not turn.calls:
+            yield text, None
+            return
+        result = family.call(item.world, turn.calls[0].name, turn.calls[0].arguments)
+        yield text, result
+        text = acting.send(result)
+
+
+def student_trace(
+    family: Family, item: Item, rng: random.Random, habit: str | None, chat_format: ChatFormat
+) -> Trace:
+    """One conversation as token ids."""
+    prompt = [{"role": "user", "content": item.prompt}]
+    tokens = chat_format.prompt(prompt, [tool.schema for tool in family.tools])
+    learn = [False] * len(tokens)
+    for text, result in student_messages(family, item, rng, habit):
+        said = chat_format.encode(text + chat.IM_END)
+        heard = chat_format.tool_turn([result]) if result is not None else []
+        tokens += said + heard
+        learn += [True] * len(said) + [False] * len(heard)
+    return Trace(tokens, learn)
+
+
+def student_traces(
+    skill: dict[str, float], n: int, seed: int, chat_format: ChatFormat
+) -> list[Trace]:
+    """`n` conversations over all families and levels; `skill` is each family's share of right ones."""
+    rng = random.Random(seed)
+    traces: list[Trace] = []
+    for name, right in skill.items():
+        family = families.get(name)
+        share = n // len(skill) // len(family.levels)
+        for level in family.levels:
+            for item in family.items("train", rng.randrange(2**31), share, level):
+                habit = None if rng.random() < right else rng.choice(HABITS[name])
+                traces.append(student_trace(family, item, rng, habit, chat_format))
+    rng.shuffle(traces)
+    return traces
