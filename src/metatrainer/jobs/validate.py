@@ -1,0 +1,270 @@
+"""Whether a submission may train: every check, cheapest first, with what to do about each fault.
+
+Runs submitted code only in the sandbox it is given. Hidden items stay in this process. Knows
+nothing about training.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from metatrainer.config import nearest
+from metatrainer.errors import EnvError
+from metatrainer.families import Family, Item
+from metatrainer.jobs.findings import Finding
+from metatrainer.jobs.leaks import Leaks, same_content
+from metatrainer.jobs.probes import Probe, probes
+from metatrainer.jobs.source import check_source
+from metatrainer.jobs.spec import JOB_FILE, JobSpec, line_of, parse_job_toml
+from metatrainer.sandbox.host import EnvSession, Guest, Scored, TaskRow, check_files
+
+MIN_TASKS = 8
+"""Different tasks that a job needs at least."""
+MAX_TASKS = 4096
+"""Tasks that are loaded at most."""
+PROBED = 8
+"""Tasks on which the rewards are probed."""
+MAX_REWARD = 2.0
+"""Largest size of a reward. Advantages are not divided by their spread, so a reward's scale acts
+on the student like the learning rate."""
+CALL_SECONDS = 5.0
+"""Time of one call into the environment: import and load, or the probes."""
+
+
+@dataclass(frozen=True)
+class TaskRules:
+    """What one task allows, and the items that a job must not train on."""
+
+    family: Family
+    students: Sequence[str]
+    max_rollouts: int
+    max_seconds: float
+    hidden: Sequence[Item]
+    dev: Sequence[Item]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of one validation."""
+
+    ok: bool
+    spec: JobSpec | None
+    findings: list[Finding]
+    seconds: float
+    cheating: bool = False
+    """The submission trains on items that it must not: no reward for anything."""
+    parseable: bool = True
+    """job.toml was there and was TOML."""
+
+
+class Refused(Exception):
+    """A check found faults that make the later checks pointless."""
+
+    def __init__(self, findings: list[Finding]):
+        super().__init__()
+        self.findings = findings
+
+
+def validate(files: dict[str, str], task: TaskRules, guest: Guest) -> Verdict:
+    """Check a submission. Never raises on a bad one: the findings say what is wrong."""
+    start = time.monotonic()
+    spec: JobSpec | None = None
+    findings: list[Finding] = []
+    try:
+        spec = _check_text(files, task)
+        _check_running(files, spec, task, guest)
+    except Refused as refused:
+        findings = refused.findings
+    codes = {finding.code for finding in findings}
+    return Verdict(
+        ok=not findings,
+        spec=spec,
+        findings=findings,
+        seconds=time.monotonic() - start,
+        cheating="E-LEAK" in codes,
+        parseable=not any(f.code in ("E-TOML", "E-FILE") and f.file == JOB_FILE for f in findings),
+    )
+
+
+def _check_text(files: dict[str, str], task: TaskRules) -> JobSpec:
+    """Everything that needs no code to run."""
+    if JOB_FILE not in files:
+        raise Refused([Finding("E-FILE", JOB_FILE, None, "is missing", "", "write job.toml")])
+    try:
+        check_files(files)
+    except EnvError as error:
+        raise Refused([Finding("E-SIZE", None, None, error.message)]) from None
+    spec = parse_job_toml(files[JOB_FILE])
+    if isinstance(spec, list):
+        raise Refused(spec)
+    package = f"{spec.environment.module}/__init__.py"
+    findings = _check_rules(spec, task, files[JOB_FILE])
+    if package not in files:
+        findings.append(Finding("E-FILE", package, None, "is missing", "", f"write {package}"))
+    findings += check_source(files)
+    if findings:
+        raise Refused(findings)
+    if leak := Leaks(task.hidden, task.dev).in_files(files):
+        raise Refused([leak])
+    return spec
+
+
+def _check_rules(spec: JobSpec, task: TaskRules, text: str) -> list[Finding]:
+    """What this task asks of the settings."""
+    findings = []
+    model = spec.prime_rl.model
+    if model not in task.students:
+        at = line_of(text, "model")
+        students, hint = ", ".join(task.students), nearest(model, list(task.students))
+        hint = "" if hint.startswith("valid") else hint
+        findings.append(Finding("E-MODEL", JOB_FILE, at, f"model = {model[:40]}", students, hint))
+    if spec.rollouts > task.max_rollouts:
+        s = spec.prime_rl
+        findings.append(
+            Finding(
+                "E-BUDGET",
+                JOB_FILE,
+                line_of(text, "max_steps"),
+                f"max_steps * batch_size = {s.max_steps} * {s.batch_size} = {spec.rollouts}",
+                f"at most {task.max_rollouts} rollouts",
+                f"max_steps = {max(1, task.max_rollouts // s.batch_size)}",
+            )
+        )
+    return findings
+
+
+def _check_running(files: dict[str, str], spec: JobSpec, task: TaskRules, guest: Guest) -> None:
+    """Import, load and probe the environment in the sandbox."""
+    environment = spec.environment
+    package = f"{environment.module}/__init__.py"
+    try:
+        with guest.session(files, environment.module, environment.args, CALL_SECONDS) as session:
+            rows = session.load(MAX_TASKS)
+            _check_tasks(rows, package)
+            _check_data(rows, task, package)
+            if leak := Leaks(task.hidden, task.dev).in_tasks(rows):
+                raise Refused([leak])
+            _check_rewards(session, rows, spec, task, package)
+    except EnvError as error:
+        raise Refused([_from_error(error, package)]) from None
+
+
+def _from_error(error: EnvError, package: str) -> Finding:
+    fixes = {
+        "import": "make the package import",
+        "load": "make load() yield vf.Task objects",
+        "reward": "make the reward return a number for any reply",
+        "timeout": f"finish within {CALL_SECONDS:g} s: no endless loops",
+        "memory": "use less memory",
+        "output": "print nothing",
+        "crash": "do not exit or start processes",
+        "protocol": "do not write to file descriptors",
+    }
+    code = f"E-{error.kind.upper()}"
+    return Finding(code, error.file or package, error.line, error.message, "", fixes[error.kind])
+
+
+def _check_tasks(rows: list[TaskRow], package: str) -> None:
+    different = len({same_content(row) for row in rows})
+    if different < MIN_TASKS:
+        found = f"load() gives {different} different tasks"
+        fix = f"yield {MIN_TASKS} or more"
+        raise Refused([Finding("E-TASKS", package, None, found, f"at least {MIN_TASKS}", fix)])
+    key, count = Counter(row.key for row in rows).most_common(1)[0]
+    if count > 1 and different == len(rows):
+        found = f"{count} tasks have the key {key[:40]!r}"
+        raise Refused([Finding("E-KEYS", package, None, found, "unique keys", "remove key")])
+
+
+def _check_data(rows: list[TaskRow], task: TaskRules, package: str) -> None:
+    """The fields that trusted code needs of every task."""
+    for number, row in enumerate(rows):
+        problem = _data_problem(row, task)
+        if problem:
+            code, found, fix = problem
+            raise Refused([Finding(code, package, None, f"task {number}: {found}", "", fix)])
+
+
+def _data_problem(row: TaskRow, task: TaskRules) -> tuple[str, str, str] | None:
+    declare = "declare 'world: dict' and 'answer: str' in the vf.TaskData class"
+    for name in ("world", "answer"):
+        if name not in row.data:
+            return "E-DATA", f"no field {name}", declare
+    if not row.prompt.strip():
+        return "E-DATA", "the prompt is empty", "give each task a prompt"
+    answer = row.data["answer"]
+    if not isinstance(answer, str) or not answer.strip():
+        return "E-DATA", f"answer = {answer!r:.40}, not a text", "give each task its right answer"
+    problem = task.family.check_world(row.data["world"])
+    if problem:
+        return "E-WORLD", problem, "build worlds as environment/worlds.py does"
+    return None
+
+
+def _check_rewards(
+    session: EnvSession, rows: list[TaskRow], spec: JobSpec, task: TaskRules, package: str
+) -> None:
+    """Rewards must be finite numbers in bounds that rank right answers above wrong ones."""
+    step = max(1, len(rows) // PROBED)
+    asked = probes(task.family, rows, list(range(0, len(rows), step))[:PROBED])
+    start = time.monotonic()
+    scored = session.score([(probe.task, probe.messages) for probe in asked])
+    seconds = (time.monotonic() - start) / len(asked) * spec.rollouts
+    for check in (_failed, _out_of_range, _no_spread):
+        if finding := check(asked, scored, package):
+            raise Refused([finding])
+    if seconds > task.max_seconds / 2:
+        found = f"the reward needs {seconds:.0f} s for {spec.rollouts} rollouts"
+        allowed = f"{task.max_seconds / 2:.0f} s"
+        raise Refused([Finding("E-SLOW", package, None, found, allowed, "make it faster")])
+
+
+Check = Callable[[list[Probe], list[Scored], str], Finding | None]
+
+
+def _failed(asked: list[Probe], scored: list[Scored], package: str) -> Finding | None:
+    for probe, result in zip(asked, scored, strict=True):
+        if result.error:
+            found = f"reward fails on a reply that is {_KIND_WORDS[probe.kind]}: {result.error}"
+            fix = "return a number for any reply"
+            return Finding("E-REWARD", result.file or package, result.line, found, "", fix)
+    return None
+
+
+def _out_of_range(asked: list[Probe], scored: list[Scored], package: str) -> Finding | None:
+    worst = max((result.reward or 0.0 for result in scored), key=abs)
+    if abs(worst) <= MAX_REWARD:
+        return None
+    allowed = f"{-MAX_REWARD:g} to {MAX_REWARD:g}"
+    return Finding("E-RANGE", package, None, f"a reward is {worst:g}", allowed, "scale it down")
+
+
+def _no_spread(asked: list[Probe], scored: list[Scored], package: str) -> Finding | None:
+    by_kind: dict[str, list[float]] = {}
+    for probe, result in zip(asked, scored, strict=True):
+        by_kind.setdefault(probe.kind, []).append(result.reward or 0.0)
+    means = {kind: fmean(values) for kind, values in by_kind.items()}
+    rewards = [result.reward or 0.0 for result in scored]
+    if max(rewards) - min(rewards) < 1e-9:
+        found = f"the reward is {rewards[0]:g} for every reply"
+        fix = "reward right answers more: compare trace.last_reply with answer"
+        return Finding("E-SPREAD", package, None, found, "", fix)
+    if means["right"] <= max(means["wrong"], means["empty"], means["random"]) + 1e-9:
+        shown = ", ".join(f"{kind} {mean:.2f}" for kind, mean in means.items())
+        fix = "reward a right answer more than any other"
+        return Finding("E-SPREAD", package, None, f"mean rewards: {shown}", "", fix)
+    return None
+
+
+_KIND_WORDS = {
+    "right": "right",
+    "plain": "right without tools",
+    "wrong": "wrong",
+    "empty": "empty",
+    "random": "random",
+    "tools": "tool calls only",
+}
