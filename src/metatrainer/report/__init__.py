@@ -1,0 +1,1 @@
+"""Figures, tables and numbers of a run, made from its ledger alone."""
