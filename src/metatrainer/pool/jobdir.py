@@ -49,10 +49,15 @@ def read_files(job_dir: Path) -> dict[str, str]:
 def claim(order: JobOrder) -> bool:
     """Take the right to run this attempt; False if somebody has it."""
     try:
-        (order.job_dir / f"attempt-{order.attempt}").mkdir()
+        _gate(order.job_dir, order.attempt).mkdir()
     except FileExistsError:
         return False
     return True
+
+
+def claimed(job_dir: Path, attempt: int) -> bool:
+    """Whether a worker has begun this attempt."""
+    return _gate(job_dir, attempt).exists()
 
 
 def write_result(job_dir: Path, result: JobResult) -> None:
@@ -67,6 +72,10 @@ def read_result(job_dir: Path, job_id: str) -> JobResult | None:
     except (FileNotFoundError, ValidationError):
         return None
     return result if result.job_id == job_id else None
+
+
+def _gate(job_dir: Path, attempt: int) -> Path:
+    return job_dir / f"attempt-{attempt}"
 
 
 def write_durably(path: Path, text: str) -> None:
