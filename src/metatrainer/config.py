@@ -6,7 +6,11 @@ Knows the names of settings and their bounds; knows nothing about how they are u
 from __future__ import annotations
 
 import difflib
+import json
+import re
 import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,15 +99,15 @@ class PoolSettings(Settings):
 class RunSettings(Settings):
     """A whole experiment."""
 
-    preset: str = "nano"
-    """Name of the preset; `report` prints it."""
+    preset: Literal["nano"] = "nano"
+    """The scale of the experiment; it names the run's folder."""
     seed: int = 0
     """Seed of everything that is drawn in the open: tasks, sampling, adapters."""
-    families: tuple[str, ...] = ("persona", "inventory")
+    families: tuple[str, ...] = Field(("persona", "inventory"), min_length=1)
     """Families that the agent is trained on."""
     heldout: tuple[str, ...] = ("triage",)
     """Families played before and after training, never trained on."""
-    students: tuple[str, ...] = ("nano-wren", "nano-finch")
+    students: tuple[str, ...] = Field(("nano-wren", "nano-finch"), min_length=1)
     """Base models that a job may choose."""
     agent: AgentSettings = AgentSettings()
     outer: OuterSettings = OuterSettings()
@@ -119,14 +123,19 @@ class RunSettings(Settings):
         return self
 
 
-def load_config(path: Path) -> RunSettings:
-    """Read a run's TOML file. Raises ConfigError with the key and the nearest valid one."""
+def load_config(path: Path, overrides: Sequence[str] = ()) -> RunSettings:
+    """Read a run's TOML file. Raises ConfigError with the key and the nearest valid one.
+
+    overrides: settings that replace the file's, each as "table.key=value".
+    """
     try:
         data = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"no config at {path}; the presets are in configs/") from None
-    except tomllib.TOMLDecodeError as error:
+    except OSError:
+        raise ConfigError(f"no config at {path}; {_nearest_file(path)}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
+    for text in overrides:
+        _override(data, text)
     return parse_config(data)
 
 
@@ -138,10 +147,68 @@ def parse_config(data: dict[str, Any]) -> RunSettings:
         raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
 
 
+def check_names(settings: RunSettings) -> None:
+    """See that every family and model of a run exists. Raises ConfigError with key and hint."""
+    from metatrainer import families
+    from metatrainer.students import catalogue
+
+    agent = settings.agent
+    for key in ("families", "heldout"):
+        with _blaming(key):
+            for name in getattr(settings, key):
+                families.get(name)
+    with _blaming("students"):
+        for name in settings.students:
+            catalogue.get(name)
+    if agent.backend == "embedded" and not Path(agent.model, "config.json").is_file():
+        with _blaming("agent.model"):
+            catalogue.get(agent.model, "agent")
+
+
+def to_toml(settings: RunSettings) -> str:
+    """The settings as a TOML file that load_config reads back as the same. None is left out."""
+    data = settings.model_dump(mode="json", exclude_none=True)
+    tables = {key: value for key, value in data.items() if isinstance(value, dict)}
+    lines = [_toml_line(key, value) for key, value in data.items() if key not in tables]
+    for name, table in tables.items():
+        lines += ["", f"[{name}]", *(_toml_line(key, value) for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
 def nearest(name: str, valid: list[str]) -> str:
     """A hint for a name that is not in `valid`: the nearest one, or all of them."""
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"valid: {', '.join(valid)}"
+
+
+@contextmanager
+def _blaming(key: str) -> Iterator[None]:
+    """Put the setting's key before the message of a ConfigError."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None
+
+
+def _nearest_file(path: Path) -> str:
+    there = sorted(str(p) for p in {*path.parent.glob("*.toml"), *Path("configs").glob("*.toml")})
+    return nearest(str(path), there) if there else "give the path of a .toml file"
+
+
+def _override(data: dict[str, Any], text: str) -> None:
+    """Set one value; what is no TOML value is a string, so that names need no quotes."""
+    dotted, equals, value = text.partition("=")
+    keys = dotted.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"cannot set {text!r}; write table.key=value, as in outer.steps=4")
+    for key in keys[:-1]:
+        data = data.setdefault(key, {})
+        if not isinstance(data, dict):
+            raise ConfigError(f"cannot set {dotted.strip()!r}: {key!r} is a setting, not a table")
+    try:
+        data[keys[-1]] = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        data[keys[-1]] = value.strip()
 
 
 def _explain(error: ErrorDetails) -> str:
@@ -149,7 +216,12 @@ def _explain(error: ErrorDetails) -> str:
     if error["type"] == "extra_forbidden":
         hint = nearest(str(error["loc"][-1]), _keys(error["loc"][:-1]))
         return f"unknown setting {key!r}; {hint}"
-    return f"{key}: {error['msg']}" if key else error["msg"]
+    if error["type"] == "literal_error":
+        allowed = [word.strip("'") for word in re.split(", | or ", error["ctx"]["expected"])]
+        return f"{key}: unknown {error['input']!r}; {nearest(str(error['input']), allowed)}"
+    if not key:
+        return error["msg"].removeprefix("Value error, ")
+    return f"{key}: {error['msg']}, found {error['input']!r}"
 
 
 def _keys(loc: tuple[Any, ...]) -> list[str]:
@@ -157,3 +229,8 @@ def _keys(loc: tuple[Any, ...]) -> list[str]:
     for part in loc:
         model = model.model_fields[part].annotation  # type: ignore[assignment]
     return list(model.model_fields)
+
+
+def _toml_line(key: str, value: Any) -> str:
+    # Numbers, booleans, strings and lists of them are written alike in JSON and TOML.
+    return f"{key} = {json.dumps(value)}"
