@@ -7,6 +7,7 @@ the starter scaffold; they know nothing about episodes, pools or rewards.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from metatrainer.agent.task import Task
 Message = dict[str, Any]
 Script = Generator[Message, list[Message], None]
 """Yields the agent's messages and is sent the answers to each."""
+ScriptMaker = Callable[[Task, random.Random], Script]
 
 
 class Policy(Protocol):
@@ -179,8 +181,8 @@ def _again(*messages: Message) -> Callable[[Task], Script]:
 
     def script(task: Task) -> Script:
         del task
-        while True:
-            yield from messages
+        for message in itertools.cycle(messages):  # noqa: UP028  (an iterator is sent nothing)
+            yield message
 
     return script
 
@@ -209,7 +211,7 @@ MISTAKES: dict[str, Callable[[Task], Script]] = {
     "malformed_json": _again(say(_MALFORMED, "the tool call is not JSON: Expecting ',' delimiter")),
     "unknown_tool": _again(call("run_job")),
     "wrong_arguments": _again(call("write_file", file=JOB, text="")),
-    "outside": _again(call("write_file", path="/job.toml", content=""), call("submit_job")),
+    "outside": _again(call("write_file", path="/job.toml", content="")),
     "not_toml": _again(call("write_file", path=JOB, content="model: x"), call("submit_job")),
     "unknown_student": _job_mistake(student="nano-wran"),
     "uneven_groups": _job_mistake(batch_size=60),
@@ -323,7 +325,7 @@ _SLIPS = (
     edit("LEVELS = 1", "LEVELS = 2"),
 )
 
-SCRIPTS: dict[str, Callable[[Task, random.Random], Script]] = {
+SCRIPTS: dict[str, ScriptMaker] = {
     "reference": reference,
     "random": random_choices,
     "broken": broken,

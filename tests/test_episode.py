@@ -1,0 +1,262 @@
+"""Episodes through the real workspace, tools, validation, sandbox and ledger.
+
+The pool is a stand-in where the subject is the episode: what a job does is tested with the pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import HIDDEN_SEED, ID, SETTINGS, Lab, score
+
+from metatrainer import families
+from metatrainer.agent import policies
+from metatrainer.agent.policies import Scripted, call, edit, say
+from metatrainer.agent.scaffold import ENVIRONMENT, JOB
+from metatrainer.agent.task import draw_task
+from metatrainer.agent.validator import Validator
+from metatrainer.episode import Episode, play
+from metatrainer.pool import jobdir
+from metatrainer.pool.base import JobOrder, JobResult
+from metatrainer.reward import Terms
+
+
+@pytest.fixture(scope="module")
+def validator() -> Iterator[Validator]:
+    validator = Validator(sandboxes=1)
+    yield validator
+    asyncio.run(validator.close())
+
+
+@pytest.fixture
+def lab(tmp_path: Path, validator: Validator) -> Iterator[Lab]:
+    lab = Lab(tmp_path, validator)
+    yield lab
+    lab.ledger.close()
+
+
+def test_the_reference_agent_gets_the_reward_of_its_job(lab: Lab) -> None:
+    terms = lab.follow(policies.reference(lab.task, random.Random(0)))
+    quality = 0.25 * 0.8 + 0.75 * (0.8 - 0.31)
+    speed = 1 - 3.0 / SETTINGS.limits.max_seconds
+    assert terms.validation == 1.0
+    assert terms.total == pytest.approx(0.35 + 0.60 * quality + 0.05 * speed)
+    assert (terms.post, terms.best_pre) == (0.8, 0.31)
+    (order,) = lab.pool.orders
+    assert order.student == "nano-wren"
+    files = jobdir.read_files(order.job_dir)
+    assert "LEVELS = [1, 2]" in files[ENVIRONMENT]
+    assert "learning_rate = 3e-3" in files[JOB]
+    assert "INSTRUCTIONS.md" not in files
+    row = lab.ledger.finished_episode(str(ID))
+    assert row and (row.total, row.student, row.outcome) == (terms.total, "nano-wren", "ok")
+    assert {(e.scope, e.student, e.mean) for e in lab.ledger.evals()} == {
+        ("baseline", "nano-wren", 0.31),
+        ("baseline", "nano-finch", 0.12),
+        (order.job_id, "nano-wren", 0.8),
+    }
+    assert lab.ledger.open_jobs() == []
+
+
+@pytest.mark.parametrize("family", families.NAMES)
+def test_the_unedited_starter_is_a_valid_job(lab: Lab, family: str) -> None:
+    lab.task = draw_task(SETTINGS, family, 1, HIDDEN_SEED)
+    terms = lab.play(call("submit_job"))
+    assert (terms.outcome, terms.validation) == ("ok", 1.0)
+
+
+def test_mistakes_are_answered_and_the_episode_goes_on(lab: Lab) -> None:
+    terms = lab.play(
+        say("Let me think."),
+        say("<tool_call>{</tool_call>", "the tool call is not JSON"),
+        call("submit"),
+        call("write_file", path=JOB),
+        call("get_baseline_scores"),
+        edit("LEVELS = 9", "LEVELS = 2"),
+        call("submit_job"),
+    )
+    assert terms.outcome == "ok"
+    assert lab.answers() == [
+        "error: no tool 'submit'; did you mean submit_job?",
+        "error: missing content; write_file takes path, content",
+        "nano-wren 0.31\nnano-finch 0.12",
+        "error: old text not found in environment/__init__.py; the nearest line is 'LEVELS = [1]'",
+        "accepted: the job has started",
+    ]
+    hints = lab.answers("user")[1:]
+    assert ["no tool call" in hints[0], "not JSON" in hints[1]] == [True, True]
+
+
+def test_later_attempts_are_worth_less(lab: Lab) -> None:
+    terms = lab.play(
+        edit("async def score", "def score"),
+        call("submit_job"),
+        edit("    def score", "    async def score"),
+        call("submit_job"),
+    )
+    assert (terms.validation, terms.outcome) == (0.5, "ok")
+    refusal = lab.answers()[1]
+    assert "E-ASYNC" in refusal
+    assert "2 submissions left" in refusal
+    assert [attempt.ok for attempt in lab.ledger.attempts(str(ID))] == [False, True]
+
+
+def test_an_episode_ends_with_its_attempts(lab: Lab) -> None:
+    wrong = call("write_file", path=JOB, content='[prime_rl]\nmodel = "gpt"\nlearning_rate = 1.0\n')
+    terms = lab.play(wrong, *[call("submit_job")] * 9)
+    assert (terms.outcome, terms.total) == ("rejected", 0.0)
+    assert len(lab.ledger.attempts(str(ID))) == SETTINGS.limits.max_attempts
+    assert lab.pool.orders == []
+
+
+@pytest.mark.parametrize("messages", [[], [call("list_files")] * 3])
+def test_an_episode_without_a_submission_is_punished(lab: Lab, messages: list[Any]) -> None:
+    terms = lab.play(*messages)
+    assert (terms.outcome, terms.total) == ("no_submission", -0.1)
+    agent = [row for row in lab.ledger.messages(str(ID)) if row.role == "assistant"]
+    assert len(agent) == SETTINGS.agent.max_turns
+
+
+def test_a_submission_that_is_no_toml_does_not_count_as_one(lab: Lab) -> None:
+    terms = lab.play(call("write_file", path=JOB, content="model: x"), *[call("submit_job")] * 3)
+    assert (terms.outcome, terms.total) == ("rejected", -0.1)
+
+
+def test_training_on_hidden_items_costs_everything(lab: Lab) -> None:
+    leak = f"PROMPT = {lab.task.rules.hidden[0].prompt!r}\n"
+    write = call("write_file", path="environment/extra.py", content=leak)
+    terms = lab.play(write, call("submit_job"), call("submit_job"))
+    assert (terms.outcome, terms.total, terms.validation) == ("cheating", 0.0, 0.0)
+    assert len(lab.ledger.attempts(str(ID))) == 1
+    assert lab.pool.orders == []
+
+
+def test_a_crashed_job_has_no_quality(lab: Lab) -> None:
+    lab.pool.outcome = "crashed"
+    terms = lab.play(call("submit_job"))
+    assert (terms.outcome, terms.total, terms.post) == ("crashed", 0.35, None)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("while True: pass", "E-TIMEOUT"),
+        ("import os; os.kill(os.getpid(), 9)", "E-CRASH"),
+        ("x = bytearray(8 << 30)", "E-"),
+        ("[__import__('os').fork() for _ in range(99)]", "E-"),
+        ("print('x' * (1 << 20))", "E-OUTPUT"),
+        ("open('/etc/shadow').read()", "E-IMPORT"),
+    ],
+)
+def test_abuse_of_the_sandbox_is_a_failed_attempt_with_the_reason(
+    lab: Lab, line: str, says: str
+) -> None:
+    terms = lab.play(edit("LEVELS = [1]", f"{line}\nLEVELS = [1]"), call("submit_job"))
+    assert terms.outcome == "rejected"
+    assert says in lab.answers()[1]
+
+
+def test_all_calls_of_a_message_are_answered_up_to_an_accepted_one(lab: Lab) -> None:
+    calls = [
+        {"id": f"c{n}", "name": name, "arguments": {}}
+        for n, name in enumerate(("list_files", "submit_job", "list_files"))
+    ]
+    message = {"role": "assistant", "content": "", "tool_calls": calls, "errors": []}
+
+    async def action(episode: Episode) -> None:
+        reply = await episode.respond(message)
+        assert [m["tool_call_id"] for m in reply.messages] == ["c0", "c1"]
+        assert reply.done
+        with pytest.raises(RuntimeError, match="over"):
+            await episode.respond(message)
+        await episode.outcome()
+
+    lab.run(action)
+
+
+def test_a_message_runs_a_limited_number_of_calls(lab: Lab) -> None:
+    calls = [{"id": str(n), "name": "list_files", "arguments": {}} for n in range(20)]
+
+    async def action(episode: Episode) -> None:
+        reply = await episode.respond({"role": "assistant", "content": "", "tool_calls": calls})
+        assert sum("over 8 calls" in m["content"] for m in reply.messages) == 12
+
+    lab.run(action)
+
+
+def test_ledger_and_folder_are_complete_before_the_job_starts(lab: Lab) -> None:
+    seen: list[Any] = []
+
+    def look(order: JobOrder) -> None:
+        seen.append([row.id for row in lab.ledger.open_jobs()])
+        seen.append((order.job_dir / jobdir.ORDER).exists())
+        seen.append([a.ok for a in lab.ledger.attempts(str(ID))])
+
+    lab.pool.on_run = look
+    lab.play(call("submit_job"))
+    assert seen == [[lab.pool.orders[0].job_id], True, [True]]
+
+
+def test_a_finished_episode_is_not_played_again(lab: Lab) -> None:
+    first = lab.play(call("submit_job"))
+
+    async def again(episode: Episode) -> Terms:
+        assert episode.done
+        return await play(episode, Scripted(policies.reference(lab.task, random.Random(0))))
+
+    assert lab.run(again) == first
+    assert len(lab.pool.orders) == 1
+
+
+def test_a_job_that_ended_while_nobody_listened_is_collected(lab: Lab) -> None:
+    async def until_submitted(episode: Episode) -> None:
+        await episode.respond(call("submit_job"))
+
+    lab.pool.hold = True
+    lab.run(until_submitted)  # when the loop ends, the job that waits in it is cancelled
+    (job,) = lab.ledger.open_jobs()
+    lab.pool.hold = False
+    lab.pool.orders.clear()
+    result = JobResult(job_id=job.id, outcome="ok", post=score("nano-wren", 0.5))
+    jobdir.write_result(lab.folder / "jobs" / job.id, result)
+    terms = lab.play(call("submit_job"))
+    assert (terms.post, lab.pool.orders) == (0.5, [])
+    assert lab.ledger.open_jobs() == []
+
+
+def test_a_job_that_was_lost_is_started_again_under_the_next_number(lab: Lab) -> None:
+    def die(order: JobOrder) -> None:
+        jobdir.claim(order)
+        raise asyncio.CancelledError
+
+    lab.pool.on_run = die
+    with pytest.raises(asyncio.CancelledError):
+        lab.play(call("submit_job"))
+    lab.pool.on_run = lambda order: None
+    assert lab.play(call("submit_job")).outcome == "ok"
+    assert [order.attempt for order in lab.pool.orders] == [1, 2]
+    assert len({order.job_id for order in lab.pool.orders}) == 1
+    job_id = lab.pool.orders[0].job_id
+    assert [lab.ledger.job(job_id, n).outcome for n in (1, 2)] == ["lost", "ok"]  # type: ignore[union-attr]
+
+
+def test_ids_name_phase_step_group_and_index() -> None:
+    assert str(ID) == "train-003-01-05"
+
+
+def test_no_secret_is_written_where_an_agent_or_a_job_can_read_it(lab: Lab) -> None:
+    lab.play(call("submit_job"))
+    job_files = [p for p in (lab.folder / "jobs").rglob("*") if p.is_file()]
+    texts = [p.read_text() for p in job_files]
+    texts += [row.content for row in lab.ledger.messages(str(ID))]
+    texts += [row.spec for row in lab.ledger.tasks()]
+    assert texts
+    hidden = [item.prompt for item in lab.task.rules.hidden]
+    for text in texts:
+        assert str(HIDDEN_SEED) not in text
+        assert not [prompt for prompt in hidden if prompt in text]
