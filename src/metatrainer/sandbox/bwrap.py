@@ -6,15 +6,19 @@ bubblewrap that is started as root keeps the kernel's uid 0, so root drops to a 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from metatrainer.errors import SandboxUnavailable
+from metatrainer.sandbox import seccomp
 
 PRIVATE_UID = 200001
 """Uid of slot 0; each slot has its own, so that no limit or signal reaches another slot."""
@@ -70,28 +74,38 @@ def runtime() -> Runtime:
     return Runtime(_inside(executable, trees), tuple(dict.fromkeys(sites)), tuple(trees))
 
 
+@contextlib.contextmanager
 def command(
-    program: list[str],
-    *,
-    slot: int = 0,
-    data: dict[str, int] | None = None,
-    seccomp: int | None = None,
-) -> list[str]:
-    """The full command that runs `program` in the sandbox.
+    program: list[str], *, slot: int = 0, data: dict[str, bytes] | None = None
+) -> Iterator[tuple[list[str], tuple[int, ...]]]:
+    """The full command that runs `program` in the sandbox, and the descriptors it must inherit.
 
-    data: files to show inside, path -> open descriptor with the content (to be inherited).
-    seccomp: open descriptor with a compiled system call filter (to be inherited).
+    data: files to show inside, path -> content.
     """
+    with contextlib.ExitStack() as stack:
+        shown = {path: stack.enter_context(_held(text)) for path, text in (data or {}).items()}
+        filtered = stack.enter_context(_held(seccomp.program()))
+        yield _argv(program, slot, shown, filtered), (*shown.values(), filtered)
+
+
+def _argv(program: list[str], slot: int, data: dict[str, int], filtered: int) -> list[str]:
     trees = runtime().trees
     root = os.geteuid() == 0
     staged = root and not all(_open_to_all(tree.source) for tree in trees)
     shown = [Tree(STAGE + t.target, t.target) for t in trees] if staged else list(trees)
     argv = _drop_root(slot) if root else []
-    argv += _limits() + _namespaces(shown, data or {})
-    if seccomp is not None:
-        argv += ["--seccomp", str(seccomp)]
-    argv += ["--", *program]
+    argv += _limits() + _namespaces(shown, data)
+    argv += ["--seccomp", str(filtered), "--", *program]
     return _stage(trees, argv) if staged else argv
+
+
+@contextlib.contextmanager
+def _held(content: bytes) -> Iterator[int]:
+    """A descriptor from which bubblewrap reads `content`."""
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.seek(0)
+        yield file.fileno()
 
 
 @functools.cache
@@ -103,11 +117,13 @@ def require() -> None:
             f"{', '.join(missing)} not found; agent-written code only runs in a sandbox. "
             "Install it: apt-get install bubblewrap util-linux"
         )
-    probe = command([runtime().python, "-S", "-c", "pass"])
-    try:
-        done = subprocess.run(probe, capture_output=True, text=True, timeout=30)
-    except subprocess.TimeoutExpired:
-        raise SandboxUnavailable("the sandbox did not start within 30 s") from None
+    with command([runtime().python, "-S", "-c", "pass"]) as (argv, descriptors):
+        try:
+            done = subprocess.run(
+                argv, pass_fds=descriptors, capture_output=True, text=True, timeout=30
+            )
+        except subprocess.TimeoutExpired:
+            raise SandboxUnavailable("the sandbox did not start within 30 s") from None
     if done.returncode:
         raise SandboxUnavailable(_explain(done.stderr.strip()))
 

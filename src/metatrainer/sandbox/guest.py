@@ -416,14 +416,16 @@ class Submission:
             self._hooks[index] = hooks(task, "metric"), hooks(task, "reward")
         metrics, rewards = self._hooks[index]
         trace = self._builder.build(task, messages)  # type: ignore[union-attr]
-        for hook in metrics:
-            for name, value in await hook(task, trace):
-                trace.metrics[name] = value
+        # As in the library: names are known beforehand, results of rewards only after all ran.
+        trace.metrics.update((hook.name, None) for hook in metrics)
+        trace.rewards.update((hook.name, None) for hook in rewards)
+        measured = [pair for hook in metrics for pair in await hook(task, trace)]
+        trace.metrics.clear()
+        trace.metrics.update(measured)
         parts: dict[str, float] = {}
         total = 0.0
         for hook in rewards:
             for name, value in await hook(task, trace):
-                trace.record_reward(name, value, hook.weight)
                 parts[name] = value
                 total += value * hook.weight
         if not rewards:

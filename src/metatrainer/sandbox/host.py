@@ -82,6 +82,11 @@ class Guest:
         self._rest = b""
         self._session: EnvSession | None = None
 
+    @property
+    def pid(self) -> int | None:
+        """Process id of the sandbox outside; another one after it was replaced."""
+        return self._process and self._process.pid
+
     def start(self) -> None:
         """Start the sandbox and wait until it is warm. Raises SandboxUnavailable."""
         if self._process is None or self._process.poll() is not None:
@@ -107,7 +112,6 @@ class Guest:
 
     def close(self) -> None:
         """End the sandbox and whatever runs in it."""
-        self._session = None
         self._kill()
 
     def __enter__(self) -> Guest:
@@ -117,18 +121,20 @@ class Guest:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def call(self, body: bytes, seconds: float) -> bytes:
-        """Pass a request to the session and return its line. Raises EnvError."""
+    def call(self, session: EnvSession, body: bytes, seconds: float) -> bytes:
+        """Pass a request to the session's process and return its line. Raises EnvError."""
+        if self._session is not session:
+            raise EnvError("crash", "the session's sandbox was replaced; open a new session")
         line = self._exchange(b"call %.3f " % seconds + body, seconds + GRACE_SECONDS)
         if line[:2] == b"E ":
             _raise(json.loads(line[2:]))
         return line[2:]
 
-    def end_session(self) -> str:
+    def end_session(self, session: EnvSession) -> str:
         """Clean up after the session; replaces the sandbox where that fails."""
-        self._session = None
-        if self._process is None:
+        if self._session is not session:
             return ""
+        self._session = None
         try:
             return clean(self._own(b"close", CLOSE_SECONDS)["printed"], limit=4096)
         except EnvError:
@@ -144,8 +150,6 @@ class Guest:
 
     def _exchange(self, line: bytes, seconds: float) -> bytes:
         """Send a line and read one, or replace the sandbox and raise EnvError."""
-        if self._process is None:
-            raise EnvError("crash", "the sandbox is gone; open a new session")
         deadline = time.monotonic() + seconds
         try:
             self._send(memoryview(line + b"\n"), deadline)
@@ -187,15 +191,15 @@ class Guest:
 
     def _popen(self) -> subprocess.Popen[bytes]:
         runtime = bwrap.runtime()
-        with open(GUEST_FILE, "rb") as source:
-            program = [runtime.python, "-s", "-P", "-S", "-B", GUEST_AT, *runtime.sites]
-            argv = bwrap.command(program, slot=self.slot, data={GUEST_AT: source.fileno()})
+        program = [runtime.python, "-s", "-P", "-S", "-B", GUEST_AT, *runtime.sites]
+        shown = {GUEST_AT: GUEST_FILE.read_bytes()}
+        with bwrap.command(program, slot=self.slot, data=shown) as (argv, descriptors):
             return subprocess.Popen(
                 argv,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
-                pass_fds=(source.fileno(),),
+                pass_fds=descriptors,
                 bufsize=0,
                 cwd="/",
             )
@@ -217,7 +221,7 @@ class Guest:
 
     def _kill(self) -> None:
         process, self._process = self._process, None
-        self._ready, self._rest = False, b""
+        self._session, self._ready, self._rest = None, False, b""
         if process is not None:
             process.kill()
             process.wait()
@@ -270,7 +274,7 @@ class EnvSession:
     def close(self) -> None:
         if self._open:
             self._open = False
-            self.printed = self._guest.end_session()
+            self.printed = self._guest.end_session(self)
 
     def _request(self, op: str, **fields: Any) -> Any:
         if not self._open:
@@ -279,7 +283,7 @@ class EnvSession:
         # The submission is interrupted a little before it is killed, to learn where it was.
         soft = 0.8 * self._seconds
         body = json.dumps({"id": number, "op": op, "seconds": soft, **fields}).encode()
-        reply = _parse(self._guest.call(body, self._seconds))
+        reply = _parse(self._guest.call(self, body, self._seconds))
         if not isinstance(reply, dict) or reply.get("id") != number:
             raise EnvError("protocol", "the environment wrote into the trainer's pipe")
         if "error" in reply:

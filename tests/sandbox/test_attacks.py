@@ -1,0 +1,331 @@
+"""Submissions that try to get out, to break the sandbox, or to meddle with the next one."""
+
+import os
+import signal
+import socket
+
+import pytest
+from submissions import SECRET, chat, submission, works
+
+from metatrainer.errors import EnvError
+
+
+def attempt(guest, files, seconds=5.0):
+    """Import, load and score a submission; the EnvError that it ends in."""
+    with pytest.raises(EnvError) as caught, guest.session(files, "environment", {}, seconds) as s:
+        s.load()
+        s.score([(0, chat("reply"))])
+    return caught.value
+
+
+def tell(guest, expression, setup=""):
+    """What an expression evaluates to inside, told through an exception."""
+    error = attempt(guest, submission(at_import=f"{setup}\nraise Exception(str({expression}))"))
+    assert error.kind == "import"
+    return error.message.removeprefix("Exception: ")
+
+
+def test_host_files_are_not_there(guest, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    for path in ("/etc/shadow", "/etc/passwd", "/root", "/home", str(secret), __file__):
+        assert tell(guest, f"__import__('os').path.exists({path!r})") == "False"
+
+
+def test_own_package_is_not_there(guest):
+    error = attempt(guest, submission(at_import="import metatrainer"))
+    assert (error.kind, error.line) == ("import", 3)
+    assert "No module named 'metatrainer'" in error.message
+
+
+def test_environment_variables_are_not_passed_on(guest):
+    assert SECRET not in tell(guest, "dict(os.environ)", "import os")
+
+
+def test_nothing_is_writable_but_tmp(guest):
+    setup = """
+import os
+def writable(folder):
+    try:
+        open(folder + "/x", "w")
+        return True
+    except OSError:
+        return False
+folders = ["/", "/usr", "/etc", "/dev", "/python", "/proc/sys/kernel", "/tmp", "/dev/shm"]
+"""
+    assert tell(guest, "[f for f in folders if writable(f)]", setup) == "['/tmp', '/dev/shm']"
+
+
+def test_no_network(guest):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        setup = """
+import socket
+def reach(address):
+    try:
+        socket.create_connection(address, timeout=2)
+        return "reached"
+    except OSError as error:
+        return type(error).__name__
+"""
+        assert tell(guest, f"reach(('127.0.0.1', {port}))", setup) == "ConnectionRefusedError"
+        assert tell(guest, "reach(('1.1.1.1', 53))", setup) == "OSError"
+
+
+def test_only_own_processes_are_visible(guest):
+    pids = "sorted(int(p) for p in os.listdir('/proc') if p.isdigit()) == [1, os.getpid()]"
+    assert tell(guest, pids, "import os") == "True"
+
+
+REFUSED = {
+    "ptrace": "libc.ptrace(16, 1, 0, 0)",
+    "process_vm_readv": "libc.process_vm_readv(1, 0, 0, 0, 0, 0)",
+    "limits of process 1": "libc.prlimit(1, 7, (ctypes.c_ulong * 2)(3, 3), None)",
+    "priority of process 1": "libc.setpriority(0, 1, 19)",
+    "shared memory": "libc.shmget(0, 4096, 0o1600)",
+    "unlinked memory": "libc.memfd_create(b'x', 0)",
+    "namespaces": "libc.unshare(0x10000000)",
+    "mount": "libc.mount(b'none', b'/tmp', b'tmpfs', 0, None)",
+    "keyring": "libc.syscall(250, 0, -3, 0)",
+}
+
+
+@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
+def test_system_call_is_refused(guest, call):
+    setup = "import ctypes; libc = ctypes.CDLL(None, use_errno=True)"
+    assert tell(guest, f"({call}, ctypes.get_errno())", setup) == "(-1, 1)"
+
+
+@pytest.mark.parametrize("path", ["mem", "fd", "environ", "maps"])
+def test_process_1_cannot_be_read(guest, path):
+    read = f"os.listdir('/proc/1/fd') if {path!r} == 'fd' else open('/proc/1/{path}').read(9)"
+    error = attempt(guest, submission(at_import=f"import os; {read}"))
+    assert "PermissionError" in error.message
+
+
+def test_signals_do_not_reach_process_1(guest):
+    before = guest.pid
+    send = "import os\nfor number in range(1, 65):\n    os.kill(1, number)"
+    with guest.session(submission(at_import=send), "environment", {}, 5) as session:
+        assert len(session.load()) == 4
+    assert works(guest)
+    assert guest.pid == before
+
+
+LOOPS = {
+    "at import": ({"at_import": "while True: pass"}, 3),
+    "at load": ({"at_load": "while True: pass"}, 17),
+    "in the reward": ({"at_reward": "while True: pass"}, 12),
+}
+
+
+@pytest.mark.parametrize("parts,line", LOOPS.values(), ids=LOOPS)
+def test_endless_loop_is_found_and_placed(guest, parts, line):
+    before = guest.pid
+    error = attempt(guest, submission(**parts), seconds=0.5)
+    assert (error.kind, error.file, error.line) == ("timeout", "environment/__init__.py", line)
+    assert works(guest)
+    assert guest.pid == before
+
+
+STUBBORN = {
+    "catches everything": """
+        while True:
+            try:
+                while True: pass
+            except BaseException: pass
+    """,
+    "never leaves C": "sum(range(10**12))",
+    "stops itself": "import os; os.kill(os.getpid(), 19)",
+}
+
+
+@pytest.mark.parametrize("code", STUBBORN.values(), ids=STUBBORN)
+def test_stubborn_loop_is_killed(guest, code):
+    before = guest.pid
+    assert attempt(guest, submission(at_import=code), seconds=0.5).kind == "timeout"
+    assert works(guest)
+    assert guest.pid == before
+
+
+ENDS = {
+    "exit code": ("import os; os._exit(3)", "exit code 3"),
+    "signal": ("import os; os.kill(os.getpid(), 11)", "signal 11"),
+    "child keeps the pipe": (
+        "import os, time\nif os.fork():\n    os._exit(4)\ntime.sleep(60)",
+        "exit code 4",
+    ),
+}
+
+
+@pytest.mark.parametrize("code,said", ENDS.values(), ids=ENDS)
+def test_end_of_the_process_is_told(guest, code, said):
+    error = attempt(guest, submission(at_import=code))
+    assert error.kind == "crash"
+    assert said in error.message
+    assert works(guest)
+
+
+def test_sys_exit_is_an_error_like_any_other(guest):
+    error = attempt(guest, submission(at_reward="import sys; sys.exit(0)"))
+    assert (error.kind, error.line) == ("reward", 12)
+
+
+def test_fork_bomb(guest):
+    bomb = "import os\nwhile True:\n    os.fork()"
+    error = attempt(guest, submission(at_import=bomb), seconds=2)
+    assert error.kind in ("import", "memory", "timeout", "crash", "protocol")
+    assert works(guest)
+
+
+def test_memory_of_one_process(guest):
+    error = attempt(guest, submission(at_load="bytearray(3 << 30)"))
+    assert (error.kind, error.line) == ("memory", 17)
+    assert works(guest)
+
+
+def test_memory_of_many_processes(guest):
+    code = """
+        import os, time
+        for _ in range(8):
+            if not os.fork():
+                held = bytearray(b"x") * (400 << 20)
+                time.sleep(60)
+        time.sleep(60)
+    """
+    error = attempt(guest, submission(at_import=code), seconds=20)
+    assert (error.kind, "MiB" in error.message) == ("memory", True)
+    assert works(guest)
+
+
+@pytest.mark.parametrize("folder,mib", [("/tmp", 64), ("/dev/shm", 16)])
+def test_full_disk(guest, folder, mib):
+    setup = f"""
+import os
+written = 0
+try:
+    for n in range(100):
+        with open(f"{folder}/{{n}}", "wb", buffering=0) as file:
+            written += file.write(bytes(1 << 20))
+except OSError:
+    pass
+"""
+    assert 0.8 * mib <= int(tell(guest, "written >> 20", setup)) <= mib
+    assert works(guest)
+
+
+def test_a_megabyte_of_prints(guest):
+    error = attempt(guest, submission(at_load="print('x' * (1 << 20))"))
+    assert error.kind == "output"
+    assert works(guest)
+
+
+def test_a_few_prints_are_kept_and_harmless(guest):
+    noisy = submission(at_import="print('hello \\x1b[2J')", at_reward="print('y' * 9000)")
+    with guest.session(noisy, "environment", {}, 5) as session:
+        assert session.score([(0, chat("x"))])[0].reward == 1.0
+    assert session.printed.startswith("hello \\x1b[2J\n")
+    assert len(session.printed) <= 4096
+
+
+FORGED = {
+    "garbage": "b'garbage\\n'",
+    "no line": "b'x' * 100000",
+    "not finite": """b'{"id": 1, "value": [NaN]}\\n'""",
+    "deep": "b'[' * 200000 + b'\\n'",
+    "wrong shape": """b'{"id": 1, "value": [{"reward": "x", "parts": 3, "error": null}]}\\n'""",
+    "wrong number": """b'{"id": 1, "value": []}\\n'""",
+    "unknown error": """b'{"id": 1, "error": {"kind": "root"}}\\n'""",
+    "no object": "b'[]\\n'",
+}
+
+
+@pytest.mark.parametrize("line", FORGED.values(), ids=FORGED)
+def test_forged_answers_are_seen(guest, line):
+    code = f"""
+        import os
+        for fd in range(3, 256):
+            try: os.write(fd, {line})
+            except OSError: pass
+    """
+    assert attempt(guest, submission(at_reward=code)).kind == "protocol"
+    assert works(guest)
+
+
+def test_more_data_than_the_pipe_takes(guest):
+    big = submission(at_load="big = 'x' * (40 << 20)")
+    big = {name: text.replace('f"answer {i}"', "big") for name, text in big.items()}
+    assert attempt(guest, big, seconds=20).kind in ("protocol", "memory")
+    assert works(guest)
+
+
+LEFT = """
+import os, time
+open("/tmp/left", "w").close(); open("/dev/shm/left", "w").close()
+if not os.fork():
+    os.setsid()
+    if os.fork(): os._exit(0)
+    while True:
+        open("/tmp/left", "w").close(); time.sleep(0.001)
+"""
+
+
+def test_nothing_is_left_for_the_next_session(guest):
+    with guest.session(submission(at_import=LEFT), "environment", {}, 5) as session:
+        session.load()
+    setup = "import os, time; time.sleep(0.05)"
+    left = "[f for d in ('/tmp', '/dev/shm') for f in os.listdir(d) if f != 'job']"
+    assert tell(guest, left, setup) == "[]"
+    pids = "sorted(int(p) for p in os.listdir('/proc') if p.isdigit()) == [1, os.getpid()]"
+    assert tell(guest, pids, setup) == "True"
+
+
+UNREMOVABLE = {
+    "closed folder": "import os; os.makedirs('/tmp/a/b'); os.chmod('/tmp/a', 0)",
+    "deep folder": """
+        import os
+        for _ in range(3000):
+            os.mkdir("d"); os.chdir("d")
+    """,
+}
+
+
+@pytest.mark.parametrize("code", UNREMOVABLE.values(), ids=UNREMOVABLE)
+def test_what_cannot_be_removed_costs_the_sandbox(guest, code):
+    before = guest.pid
+    with guest.session(submission(at_load=code), "environment", {}, 5) as session:
+        session.load()
+    assert works(guest)
+    assert guest.pid != before
+
+
+@pytest.mark.parametrize("name", ["json.py", "verifiers.py", "verifiers/v1.py", "tomllib.py"])
+def test_libraries_cannot_be_shadowed(guest, name):
+    files = submission(at_import="import json, tomllib; json.dumps, tomllib.loads")
+    with guest.session({**files, name: "raise Exception"}, "environment", {}, 5) as session:
+        assert len(session.load()) == 4
+
+
+def test_a_package_cannot_take_the_name_of_a_library(guest):
+    files = {"xml/__init__.py": submission()["environment/__init__.py"]}
+    with pytest.raises(EnvError, match="installed module"), guest.session(files, "xml", {}, 5) as s:
+        s.load()
+
+
+@pytest.mark.parametrize("path", ["../x.py", "/tmp/x.py", "a/../../x.py", "a\0.py", ""])
+def test_paths_that_leave_the_folder_are_refused(guest, path):
+    with pytest.raises(EnvError, match="not a path inside"):
+        guest.session({path: ""}, "environment", {}, 5)
+    assert works(guest)
+
+
+def test_a_killed_sandbox_is_replaced(guest):
+    session = guest.session(
+        submission(at_import="import time; time.sleep(60)"), "environment", {}, 9
+    )
+    os.kill(guest.pid, signal.SIGKILL)
+    with pytest.raises(EnvError) as caught:
+        session.load()
+    assert caught.value.kind == "crash"
+    session.close()
+    assert works(guest)
