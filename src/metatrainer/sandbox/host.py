@@ -85,7 +85,7 @@ class Guest:
     @property
     def pid(self) -> int | None:
         """Process id of the sandbox outside; another one after it was replaced."""
-        return self._process and self._process.pid
+        return None if self._process is None else self._process.pid
 
     def start(self) -> None:
         """Start the sandbox and wait until it is warm. Raises SandboxUnavailable."""
