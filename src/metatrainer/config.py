@@ -123,17 +123,13 @@ class RunSettings(Settings):
         return self
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> RunSettings:
+def load_config(path: Path | None, overrides: Sequence[str] = ()) -> RunSettings:
     """Read a run's TOML file. Raises ConfigError with the key and the nearest valid one.
 
-    overrides: settings that replace the file's, each as "table.key=value".
+    path: None takes every default. overrides: settings that replace the file's, each as
+    "table.key=value".
     """
-    try:
-        data = tomllib.loads(path.read_text())
-    except OSError:
-        raise ConfigError(f"no config at {path}; {_nearest_file(path)}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+    data = _read(path) if path else {}
     for text in overrides:
         _override(data, text)
     return parse_config(data)
@@ -188,6 +184,15 @@ def _blaming(key: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError:
+        raise ConfigError(f"no config at {path}; {_nearest_file(path)}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
 
 
 def _nearest_file(path: Path) -> str:

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -298,13 +298,22 @@ class Episode:
                 self._logged += 1
 
 
-async def play(episode: Episode, policy: Policy) -> reward.Terms:
-    """Play an episode to its reward."""
-    messages = episode.initial_messages()
+async def play(
+    episode: Episode, policy: Policy, hear: Callable[[Message], None] = lambda message: None
+) -> reward.Terms:
+    """Play an episode to its reward. hear: told every message as it is said."""
+    messages: list[Message] = []
+
+    def say(new: Iterable[Message]) -> None:
+        for message in new:
+            messages.append(message)
+            hear(message)
+
+    say(episode.initial_messages())
     while not episode.done:
         message = await policy.act(messages, episode.tools)
-        reply = await episode.respond(message)
-        messages += [message, *reply.messages]
+        say([message])
+        say((await episode.respond(message)).messages)
     return await episode.outcome()
 
 

@@ -72,3 +72,8 @@ def verified_folder(name: str, role: str = "student") -> Path:
             f"expected {model.sha256[:12]}); restore {model.folder} or rebuild the models"
         )
     return model.folder
+
+
+def agent_folder(model: str) -> Path:
+    """Where a trainer agent is: a folder given as such, or the catalogue's of that name."""
+    return Path(model) if Path(model).is_dir() else verified_folder(model, role="agent")

@@ -1,0 +1,5 @@
+"""`python -m metatrainer`: the command line."""
+
+from metatrainer.cli import main
+
+main()

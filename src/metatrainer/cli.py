@@ -1,0 +1,314 @@
+"""The command line: reads arguments, calls one function, shows what it returns.
+
+Commands import what they need when they run, so that help costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from metatrainer.errors import ConfigError, MetatrainerError, SandboxUnavailable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from metatrainer.rundir import RunDir
+
+# Before torch and the Tinker SDK are imported: spinning threads slow a busy machine down
+# several times over, and an experiment on one's own machine reports to nobody.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("TINKER_TELEMETRY", "0")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    help="An agent whose only action is to write an RL training job for another model, itself "
+    "trained by RL on how well those models turn out.",
+    epilog="Start with:  metatrainer train configs/nano.toml",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+nano = typer.Typer(help="The small models that ship with metatrainer.", no_args_is_help=True)
+app.add_typer(nano, name="nano")
+
+Set = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Replace a setting, as in outer.steps=4."),
+]
+
+
+def main() -> None:
+    """Run the command line. Exits with 2 for what is wrong before anything was spent."""
+    try:
+        app()
+    except (ConfigError, SandboxUnavailable) as error:
+        _fail(str(error), 2)
+    except MetatrainerError as error:
+        _fail(str(error), 1)
+
+
+@app.command()
+def train(
+    config: Annotated[
+        Path | None, typer.Argument(help="Settings of the run, a TOML file.", show_default=False)
+    ] = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the new run.", show_default="runs/<preset>-<date>-<n>"),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Go on with this run: its folder, or its name in runs/."),
+    ] = None,
+    settings: Set = [],  # noqa: B006 (typer reads the default, nothing changes it)
+) -> None:
+    """Train an agent: both loops, to the end, with a report.
+
+    \b
+    metatrainer train configs/nano.toml
+    metatrainer train configs/nano.toml --set outer.steps=2 --run-dir runs/try
+    metatrainer train --resume runs/try
+
+    Ctrl-C, or kill -9, at any time: --resume goes on and runs no finished job again.
+    """
+    from metatrainer import rundir
+    from metatrainer.config import check_names, load_config
+    from metatrainer.sandbox import bwrap
+
+    if (config is None) == (resume is None):
+        raise ConfigError("give a config to begin a run, or --resume RUN to go on with one")
+    if config is not None:
+        resolved = load_config(config, settings)
+        check_names(resolved)
+        bwrap.require()
+        run = rundir.create(resolved, run_dir)
+    else:
+        if settings or run_dir:
+            raise ConfigError("--resume takes the run's own settings: leave out --set, --run-dir")
+        run = rundir.find(str(resume))
+        check_names(run.settings)
+        bwrap.require()
+    _train(run, resume=resume is not None)
+
+
+@app.command()
+def report(
+    run: Annotated[str, typer.Argument(help="A run's folder, or its name in runs/.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    markdown: Annotated[bool, typer.Option(help="Print a Markdown page.")] = False,
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="Draw the figure here (.png, .svg, .pdf; no suffix: PNG and SVG)."),
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the tables as CSV here.")] = None,
+) -> None:
+    """Show what came of a run, finished or not, from its ledger.
+
+    \b
+    metatrainer report nano-20250101-1
+    metatrainer report runs/nano-20250101-1 --json
+    metatrainer report runs/nano-20250101-1 --figure docs/curve.svg --csv tables
+    """
+    from rich.console import Console
+
+    from metatrainer import rundir
+    from metatrainer.ledger import Ledger
+    from metatrainer.report import figure as drawing
+    from metatrainer.report import text
+    from metatrainer.report.summary import summarise
+
+    with Ledger(rundir.find(run).ledger, readonly=True) as ledger:
+        summary = summarise(ledger)
+        written = ledger.export_csv(csv) if csv else []
+    if figure:
+        written += drawing.draw(summary, figure)
+    if as_json:
+        print(json.dumps(summary.as_json(), indent=2))
+    elif markdown:
+        print(text.markdown(summary))
+    elif not written:
+        text.print_report(summary, Console())
+    for path in written:
+        print(f"wrote {path}", file=sys.stderr)
+
+
+@app.command()
+def episode(
+    family: Annotated[str, typer.Argument(help="What the agent is to teach.")] = "persona",
+    agent: Annotated[
+        str,
+        typer.Option(help="Who plays: reference, random or broken (scripts), or model."),
+    ] = "reference",
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Settings to play under.", show_default="the nano preset's"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Which task, and which choices of the agent.")] = 0,
+    settings: Set = [],  # noqa: B006 (typer reads the default, nothing changes it)
+) -> None:
+    """Play one episode for real, job included, and print what was said.
+
+    \b
+    metatrainer episode
+    metatrainer episode triage --agent model --seed 3
+    """
+    import asyncio
+    import tempfile
+
+    from rich.console import Console
+
+    from metatrainer import families
+    from metatrainer.config import check_names, load_config
+    from metatrainer.sandbox import bwrap
+
+    resolved = load_config(config, settings)
+    families.get(family)
+    check_names(resolved)
+    bwrap.require()
+
+    from metatrainer.play import play_one
+
+    console = Console()
+    with tempfile.TemporaryDirectory(prefix="metatrainer-") as folder:
+        terms = asyncio.run(
+            play_one(
+                resolved, family, agent, seed, Path(folder), lambda m: _print_message(console, m)
+            )
+        )
+    console.print(
+        f"\n[bold]reward {terms.total:.3f}[/bold]  validation {terms.validation:.3f}"
+        f"  quality {terms.quality:.3f}  speed {terms.speed:.3f}  outcome {terms.outcome}"
+    )
+    if terms.post is not None:
+        console.print(f"the student scores {terms.post:.3f}, best untrained {terms.best_pre:.3f}")
+
+
+@app.command()
+def families(
+    name: Annotated[str | None, typer.Argument(help="Show this one.", show_default=False)] = None,
+) -> None:
+    """List the families of tasks, or show one with a sample.
+
+    \b
+    metatrainer families
+    metatrainer families triage
+    """
+    from rich.console import Console
+
+    from metatrainer import families as known
+
+    console = Console(highlight=False)
+    if name is None:
+        for each in known.NAMES:
+            console.print(f"[bold]{each:12}[/bold] {known.get(each).title}")
+        return
+    family = known.get(name)
+    (item,) = family.items("dev", seed=0, n=1)
+    console.print(f"[bold]{family.name}[/bold]: {family.title}\n\n{family.goal}\n")
+    console.print(f"levels {list(family.levels)}, evaluated at {family.eval_level}")
+    for tool in family.tools:
+        arguments = ", ".join(tool.parameters["required"])
+        console.print(f"tool   {tool.name}({arguments}): {tool.description}", markup=False)
+    console.print("\n[bold]a sample[/bold]")
+    console.print(item.prompt, markup=False)
+    for called, given in item.calls:
+        answer = family.call(item.world, called, given)
+        console.print(f"  {called}({', '.join(given.values())}) -> {answer}", markup=False)
+    console.print(f"answer: {item.answer}", markup=False)
+
+
+@nano.command("build")
+def nano_build(
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the models.", show_default="in the package")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Seed of weights and traces.")] = 0,
+) -> None:
+    """Pretrain the tokenizer, the students and the agent from nothing.
+
+    \b
+    metatrainer nano build --device cuda
+    metatrainer nano build --out /tmp/models
+    """
+    from metatrainer.nano import build
+    from metatrainer.students.catalogue import MODELS
+
+    build.build(out or MODELS, device=device, seed=seed, say=print)
+
+
+@nano.command("check")
+def nano_check(
+    models: Annotated[
+        Path | None, typer.Option(help="Folder of the models.", show_default="in the package")
+    ] = None,
+) -> None:
+    """Measure the models: untrained scores, and how often a tool gets the right argument."""
+    from metatrainer.nano import build
+    from metatrainer.students.catalogue import MODELS
+
+    build.check(models or MODELS, say=print)
+
+
+def _train(run: RunDir, *, resume: bool) -> None:
+    """Bring a run to its end and report; on ctrl-C or an error, say how to go on."""
+    import asyncio
+
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    again = f"go on with: {_invocation()} train --resume {run.path}"
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    console.print(f"run {run.path}", highlight=False)
+    try:
+        with console.status("loading") if console.is_terminal else nullcontext():
+            from metatrainer import experiment
+        from metatrainer.console import shown
+        from metatrainer.report import text
+
+        with shown(console) as progress:
+            asyncio.run(experiment.run(run.settings, run, resume=resume, progress=progress))
+        summary = experiment.write_report(run)
+    except KeyboardInterrupt:
+        _fail(f"stopped; {again}", INTERRUPTED)
+    except (ConfigError, SandboxUnavailable):
+        raise
+    except MetatrainerError as error:
+        _fail(f"{error}\n{again}", 1)
+    text.print_report(summary, Console())
+    print(f"figure and tables: {run.path}/figure.png, report.md, report.json, csv/")
+
+
+def _print_message(console: Console, message: dict[str, Any]) -> None:
+    console.print(f"\n[bold]{message.get('name') or message['role']}[/bold]")
+    if message["content"]:
+        console.print(message["content"], markup=False, highlight=False)
+    for call in message.get("tool_calls") or ():
+        console.print(f"-> {call['name']}", style="cyan", markup=False)
+        for key, value in call["arguments"].items():
+            console.print(f"   {key}: {value}", markup=False, highlight=False)
+
+
+def _invocation() -> str:
+    """The command as it can be typed again from here."""
+    typed = Path(sys.argv[0]).absolute()
+    if typed.name == "__main__.py":
+        return "python -m metatrainer"
+    here = Path.cwd()
+    return str(typed.relative_to(here)) if typed.is_relative_to(here) else "metatrainer"
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"metatrainer: {message}", file=sys.stderr)
+    sys.exit(code)
