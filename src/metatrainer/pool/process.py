@@ -56,7 +56,6 @@ class WorkerProcess:
         if self._process and self._process.returncode is None:
             return
         await self.kill()
-        self._tail.clear()
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "metatrainer.pool.worker", self._factory, str(os.getpid())),
             stdin=asyncio.subprocess.PIPE,
@@ -96,6 +95,7 @@ class WorkerProcess:
 
     async def _exchange(self, line: str, seconds: float) -> dict[str, Any]:
         self._busy = True
+        self._tail.clear()  # what an earlier request left says nothing about this one
         try:
             return await asyncio.wait_for(self._write_and_read(line), seconds)
         except TimeoutError:
