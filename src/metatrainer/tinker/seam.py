@@ -1,13 +1,17 @@
-"""The one place where tinker-cookbook's RL loop is handed a service of ours.
+"""The one place where tinker-cookbook is changed from outside, for the time of a `with` block.
 
-Within `serve`, `tinker_cookbook.rl.train` runs unedited on the given service; nothing outside of
-that module is touched. Knows nothing about what the service is.
+Within `serve` its RL loop runs unedited on the given service; within `log_to` it writes its log
+into a file instead of taking over the process's logging and its terminal. Knows nothing about what
+the service is.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -41,3 +45,28 @@ def serve(service: object) -> Iterator[None]:
         yield
     finally:
         train.tinker = real
+
+
+@contextmanager
+def log_to(path: Path) -> Iterator[None]:
+    """Send tinker-cookbook's log to a file and draw none of its progress bars."""
+    from tinker_cookbook.rl import train
+    from tinker_cookbook.utils import ml_log
+
+    taken_over, bar = ml_log.configure_logging_module, train.tqdm
+    ml_log.configure_logging_module = lambda _: None
+    train.tqdm = partial(bar, disable=True)
+    logger = logging.getLogger("tinker_cookbook")
+    before = (logger.level, logger.propagate)
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.level, logger.propagate = before
+        logger.removeHandler(handler)
+        handler.close()
+        ml_log.configure_logging_module, train.tqdm = taken_over, bar

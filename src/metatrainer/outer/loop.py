@@ -1,0 +1,246 @@
+"""A whole run of the outer loop: held-out episodes, training, the same held-out episodes again.
+
+Kill it anywhere; the next call with resume=True goes on where it was. Training state is in
+tinker-cookbook's checkpoints (one after every step), everything that was sampled is in the ledger.
+tinker-cookbook, which takes seconds to import, is imported when a run starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from metatrainer.config import RunSettings
+from metatrainer.errors import ConfigError
+from metatrainer.ledger import Ledger
+from metatrainer.outer import plan
+from metatrainer.pool.base import Pool
+from metatrainer.progress import Progress, Silent
+
+if TYPE_CHECKING:
+    from metatrainer.outer.env import EpisodeMaker, Stage
+
+KEY = "TINKER_API_KEY"
+
+
+async def train(
+    settings: RunSettings,
+    run_dir: Path,
+    ledger: Ledger,
+    pool: Pool,
+    make_episode: EpisodeMaker,
+    *,
+    resume: bool,
+    progress: Progress | None = None,
+) -> None:
+    """Train the agent as the settings say.
+
+    run_dir: gets checkpoints/ and logs/. ledger: has the run entered. pool: is started.
+    make_episode: what is planned -> the episode, in practice `episode_maker`.
+    resume: go on with what is in run_dir; False refuses to if there is anything.
+    Raises ConfigError for settings that cannot work here.
+    """
+    progress = progress or Silent()
+    logs = run_dir / "logs"
+    if not resume and (logs / _CHECKPOINTS).exists():
+        raise ConfigError(f"{run_dir} holds a run; resume it, or give another folder")
+    logs.mkdir(parents=True, exist_ok=True)
+    _mend(logs / _CHECKPOINTS)
+    todo = [p for p in plan.whole_run(settings) if not ledger.finished_episode(str(p.id))]
+    progress.run_started(settings.outer.steps - len(ledger.steps()), len(todo))
+    with _opened(settings, run_dir) as service:
+        run = await _prepare(settings, logs, ledger, service, make_episode, progress)
+        await _baselines(settings, pool, progress)
+        await run.heldout("heldout_before")
+        await run.training()
+        await run.heldout("heldout_after")
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What the parts of a run share."""
+
+    settings: RunSettings
+    logs: Path
+    ledger: Ledger
+    service: Any
+    stage: Stage
+
+    async def heldout(self, phase: plan.HeldOut) -> None:
+        """Play what is left of the held-out episodes, with the untrained agent or the trained."""
+        from tinker_cookbook.completers import TinkerTokenCompleter
+        from tinker_cookbook.rl.rollouts import do_single_rollout
+
+        from metatrainer.outer.env import EpisodeEnv
+
+        left = [
+            planned
+            for planned in plan.heldout(self.settings, phase)
+            if not self.ledger.finished_episode(str(planned.id))
+        ]
+        self.stage.progress.phase(_TITLES[phase], len(left))
+        if not left:
+            return
+        agent = self.settings.agent
+        sampler = await self._sampler(trained=phase == "heldout_after")
+        policy = TinkerTokenCompleter(sampler, agent.max_tokens, agent.temperature)
+        envs = [EpisodeEnv(planned, self.stage) for planned in left]
+        await asyncio.gather(*(do_single_rollout(policy, env) for env in envs))
+
+    async def training(self) -> None:
+        """Run, or go on with, tinker-cookbook's loop."""
+        from tinker_cookbook.rl import train as cookbook
+
+        from metatrainer.outer.env import Curriculum
+        from metatrainer.tinker.seam import log_to, serve
+
+        outer, agent = self.settings.outer, self.settings.agent
+        last = _last(self.logs, "state_path")
+        begun = last["batch"] if last else 0
+        episodes = (outer.steps - begun) * outer.groups * outer.group_size
+        self.stage.progress.phase("training", episodes)
+        if begun >= outer.steps:
+            return
+        config = cookbook.Config(
+            learning_rate=outer.learning_rate,
+            dataset_builder=Curriculum(self.settings, self.stage, self.ledger),
+            model_name=agent.model,
+            recipe_name="metatrainer",
+            max_tokens=agent.max_tokens,
+            log_path=str(self.logs),
+            lora_rank=agent.lora_rank,
+            temperature=agent.temperature,
+            renderer_name=agent.renderer,
+            # A step that is played again, from the record, must meet the weights it was sampled on.
+            save_every=1,
+            eval_every=0,
+            remove_constant_reward_groups=True,
+            # What an agent does wrong is answered; any other error stops the run, to be resumed.
+            rollout_error_tolerance=False,
+            num_groups_to_log=0,
+            rollout_json_export=False,
+        )
+        with serve(self.service), log_to(self.logs / "train.log"):
+            await cookbook.main(config)
+
+    async def _sampler(self, trained: bool) -> Any:
+        last = _last(self.logs, "sampler_path") if trained else None
+        where = {"model_path": last["sampler_path"]} if last else {}
+        where = where or {"base_model": self.settings.agent.model}
+        return await self.service.create_sampling_client_async(**where)
+
+
+_CHECKPOINTS = "checkpoints.jsonl"
+_TITLES = {"heldout_before": "held-out before", "heldout_after": "held-out after"}
+
+
+async def _prepare(
+    settings: RunSettings,
+    logs: Path,
+    ledger: Ledger,
+    service: Any,
+    make_episode: EpisodeMaker,
+    progress: Progress,
+) -> _Run:
+    """Ask the service for the model's tokenizer and context, and set up the recording."""
+    from tinker_cookbook import tokenizer_utils
+
+    from metatrainer.outer import renderer
+    from metatrainer.outer.env import Stage
+    from metatrainer.outer.replay import Recorder, RecordingService
+
+    agent = settings.agent
+    sampler = await service.create_sampling_client_async(base_model=agent.model)
+    tokenizer = await asyncio.to_thread(sampler.get_tokenizer)
+    if agent.backend == "embedded":
+        tokenizer_utils.register_tokenizer(agent.model, lambda: tokenizer)
+    stage = Stage(
+        renderer=renderer.get(agent.renderer, tokenizer),
+        max_tokens=agent.max_tokens,
+        context=await _context(service, agent.model),
+        make=make_episode,
+        progress=progress,
+    )
+    recorder = Recorder(ledger, settings.seed, tokenizer.decode)
+    return _Run(settings, logs, ledger, RecordingService(service, recorder), stage)
+
+
+async def _baselines(settings: RunSettings, pool: Pool, progress: Progress) -> None:
+    """Have the pool measure the untrained students, before the first episode needs it."""
+    progress.phase("baselines")
+    for family in (*settings.families, *settings.heldout):
+        await pool.baselines(family)
+
+
+async def _context(service: Any, model: str) -> int | None:
+    capabilities = await service.get_server_capabilities_async()
+    lengths = [m.max_context_length for m in capabilities.supported_models if m.model_name == model]
+    return lengths[0] if lengths else None
+
+
+@contextmanager
+def _opened(settings: RunSettings, run_dir: Path) -> Iterator[Any]:
+    """The Tinker service that the settings name."""
+    if settings.agent.backend == "tinker":
+        yield _hosted()
+        return
+    from metatrainer.tinker.client import ServiceClient
+
+    folder = _agent_folder(settings.agent.model)
+    service = ServiceClient(run_dir / "checkpoints", lambda _: _engine(folder), settings.seed)
+    try:
+        yield service
+    finally:
+        service.close()
+
+
+def _hosted() -> Any:
+    if not os.environ.get(KEY):
+        raise ConfigError(
+            f'agent.backend is "tinker", which needs an API key in {KEY}; set it, '
+            'or use agent.backend = "embedded"'
+        )
+    import tinker
+
+    return tinker.ServiceClient(user_metadata={"recipe_name": "metatrainer"})
+
+
+def _agent_folder(model: str) -> Path:
+    """A folder given as such, or the catalogue's of that name."""
+    if Path(model).is_dir():
+        return Path(model)
+    from metatrainer.students import catalogue
+
+    return catalogue.verified_folder(model, role="agent")
+
+
+def _engine(folder: Path) -> Any:
+    from metatrainer.engine import Engine
+
+    return Engine(folder)
+
+
+def _last(logs: Path, key: str) -> dict[str, Any] | None:
+    """The newest of tinker-cookbook's checkpoint records that has a key."""
+    records = [record for record in _records(logs / _CHECKPOINTS) if key in record]
+    return records[-1] if records else None
+
+
+def _records(path: Path) -> Sequence[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _mend(path: Path) -> None:
+    """Cut off a record that a crash left half written: tinker-cookbook would stumble over it."""
+    if not path.exists():
+        return
+    text = path.read_text()
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole)

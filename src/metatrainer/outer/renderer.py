@@ -1,0 +1,113 @@
+"""The chat format of metatrainer.chat as a tinker-cookbook renderer, under the name "nano".
+
+Tokens are those of ChatFormat, which the nano agent was pretrained on. Knows nothing about
+episodes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tinker
+from tinker_cookbook import renderers
+from tinker_cookbook.renderers.base import (
+    Message,
+    ParseTermination,
+    Renderer,
+    ToolCall,
+    ToolSpec,
+    UnparsedToolCall,
+)
+from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer
+
+from metatrainer import chat
+from metatrainer.chat import IM_END, IM_START, ChatFormat, Turn
+
+NANO = "nano"
+
+
+class NanoRenderer(Qwen3InstructRenderer):
+    """Qwen3's turns and tool calls, with the tools in the system message one line each."""
+
+    def __init__(self, tokenizer: Any):
+        super().__init__(tokenizer)
+        self._chat = ChatFormat(tokenizer)
+
+    def create_conversation_prefix_with_tools(
+        self, tools: list[ToolSpec], system_prompt: str = ""
+    ) -> list[Message]:
+        return [Message(role="system", content=chat.system_text(system_prompt, tools))]
+
+    def build_generation_prompt(
+        self, messages: list[Message], role: str = "assistant", prefill: str | None = None
+    ) -> tinker.ModelInput:
+        if role != "assistant" or prefill:
+            return super().build_generation_prompt(messages, role, prefill)
+        tokens = self._chat.prompt([_plain(message) for message in messages])
+        return tinker.ModelInput.from_ints(tokens)
+
+    def continuation(self, messages: Sequence[Mapping[str, Any]], ended: bool) -> list[int]:
+        """What follows a sampled assistant message, up to where the assistant speaks again.
+
+        ended: the sample has its own end token; else one is supplied.
+        """
+        start = "" if ended else IM_END
+        turns = [_turn(message) for message in messages]
+        return self._chat.encode("\n".join([start, *turns, f"{IM_START}assistant\n"]))
+
+    def parse_response(self, response: list[int]) -> tuple[Message, ParseTermination]:
+        turn = self._chat.parse(response)
+        termination = ParseTermination.STOP_SEQUENCE if turn.clean else ParseTermination.MALFORMED
+        return _message(turn), termination
+
+
+def register() -> None:
+    """Make "nano" a name that tinker-cookbook knows."""
+    renderers.register_renderer(NANO, lambda tokenizer, _: NanoRenderer(tokenizer))
+
+
+def get(name: str, tokenizer: Any) -> Renderer:
+    """The renderer of a name, nano included."""
+    register()
+    return renderers.get_renderer(name, tokenizer)
+
+
+def text_of(message: Message) -> str:
+    """The text of a message, thinking left out."""
+    content = message["content"]
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in content if part["type"] == "text")
+
+
+def _turn(message: Mapping[str, Any]) -> str:
+    if message["role"] == "tool":
+        return chat.message_text("user", chat.result_text(message["content"]))
+    return chat.message_text(message["role"], message["content"])
+
+
+def _message(turn: Turn) -> Message:
+    message = Message(role="assistant", content=turn.text)
+    if turn.calls:
+        message["tool_calls"] = [
+            ToolCall(
+                function=ToolCall.FunctionBody(name=call.name, arguments=json.dumps(call.arguments))
+            )
+            for call in turn.calls
+        ]
+    if turn.errors:
+        message["unparsed_tool_calls"] = [
+            UnparsedToolCall(raw_text="", error=error) for error in turn.errors
+        ]
+    return message
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """A cookbook message as ChatFormat takes it."""
+    calls = [
+        {"name": call.function.name, "arguments": json.loads(call.function.arguments)}
+        for call in message.get("tool_calls", [])
+    ]
+    return {"role": message["role"], "content": text_of(message), "tool_calls": calls}
