@@ -26,6 +26,13 @@ from metatrainer.pool.base import JobOrder, JobResult
 from metatrainer.reward import Terms
 
 
+class Unused:
+    """Stands where nothing may be asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was asked for")
+
+
 @pytest.fixture(scope="module")
 def validator() -> Iterator[Validator]:
     validator = Validator(sandboxes=1)
@@ -211,6 +218,27 @@ def test_a_finished_episode_is_not_played_again(lab: Lab) -> None:
 
     assert lab.run(again) == first
     assert len(lab.pool.orders) == 1
+
+
+def test_the_same_messages_get_the_same_answers_in_a_later_process(lab: Lab) -> None:
+    messages = (
+        call("get_baseline_scores"),
+        edit("async def score", "def score"),
+        call("submit_job"),
+        edit("    def score", "    async def score"),
+        call("submit_job"),
+    )
+    first = lab.play(*messages)
+    told = lab.answers()
+    lab.validator = lab.pool = Unused()  # type: ignore[assignment]
+
+    async def again(episode: Episode) -> list[str]:
+        replies = [await episode.respond(message) for message in messages]
+        assert [reply.done for reply in replies] == [False] * 4 + [True]
+        assert await episode.outcome() == first
+        return [m["content"] for reply in replies for m in reply.messages]
+
+    assert lab.run(again) == told
 
 
 def test_a_job_that_ended_while_nobody_listened_is_collected(lab: Lab) -> None:

@@ -24,7 +24,8 @@ from metatrainer.agent.tools import Toolbox
 from metatrainer.agent.validator import Validator
 from metatrainer.config import RunSettings
 from metatrainer.jobs import findings
-from metatrainer.jobs.spec import JobSpec
+from metatrainer.jobs.findings import Finding
+from metatrainer.jobs.spec import JOB_FILE, JobSpec, parse_job_toml
 from metatrainer.jobs.validate import Verdict
 from metatrainer.ledger import EpisodeRow, Ledger
 from metatrainer.pool import jobdir
@@ -61,7 +62,11 @@ class Reply:
 
 
 class Episode:
-    """The state of one episode. Feed it the agent's messages, then ask for the outcome."""
+    """The state of one episode. Feed it the agent's messages, then ask for the outcome.
+
+    A later process that feeds the same messages to an episode of the same id gets the same
+    answers: verdicts and baselines are taken from the ledger, and no job runs twice.
+    """
 
     def __init__(
         self,
@@ -105,9 +110,13 @@ class Episode:
 
     @property
     def done(self) -> bool:
+        """No message of the agent is needed for the outcome."""
+        return self._terms is not None or self._over
+
+    @property
+    def _over(self) -> bool:
         """No further message of the agent is wanted."""
-        out_of_turns = self._turns >= self._settings.agent.max_turns
-        return self._terms is not None or self._closed or out_of_turns
+        return self._closed or self._turns >= self._settings.agent.max_turns
 
     @property
     def _closed(self) -> bool:
@@ -124,7 +133,7 @@ class Episode:
 
     async def respond(self, message: Mapping[str, Any]) -> Reply:
         """Answer a message of the agent: role, content, tool_calls, errors."""
-        if self.done:
+        if self._over:
             raise RuntimeError(f"episode {self.id} is over; ask for its outcome")
         self._log([dict(message)])
         self._turns += 1
@@ -136,7 +145,7 @@ class Episode:
         if hint := _hint(message):
             answers.append({"role": "user", "content": hint})
         self._log(answers)
-        return Reply(answers, self.done)
+        return Reply(answers, self._over)
 
     async def outcome(self) -> reward.Terms:
         """The reward, once the job is over. Asked again, by this process or a later one, it is
@@ -154,23 +163,57 @@ class Episode:
         return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": text}
 
     async def _baseline_scores(self) -> str:
-        scores = await self._pool.baselines(self.task.family.name)
+        scores = await self._baselines()
         return "\n".join(f"{score.student} {score.mean:.2f}" for score in scores)
 
+    async def _baselines(self) -> list[Score]:
+        """Scores of the untrained students, best first; measured once in a run."""
+        name = self.task.family.name
+        known = [row for row in self._ledger.evals("baseline") if row.family == name]
+        if len(known) < len(self.task.rules.students):
+            scores = await self._pool.baselines(name)
+            with self._ledger.transaction():
+                for score in scores:
+                    self._record_score("baseline", score, 0.0)
+            return scores
+        fields = Score.model_fields
+        return [Score(**{key: getattr(row, key) for key in fields}) for row in known]
+
     async def _submit(self) -> str:
-        files = self._workspace.submission()
-        verdict = await self._validator.validate(files, self.task.rules)
         self._attempts += 1
+        files = self._workspace.submission()
+        verdict = self._known_verdict(files)
+        if verdict is None:
+            verdict = await self._validator.validate(files, self.task.rules)
         self._parseable |= verdict.parseable
         self._cheated |= verdict.cheating
         with self._ledger.transaction():
             self._record_attempt(files, verdict)
-            order = self._enter_job(files, verdict.spec) if verdict.ok and verdict.spec else None
+            if verdict.ok and verdict.spec:
+                self._accepted = self._attempts
+                self._student = verdict.spec.prime_rl.model
+                order = self._enter_job(files, verdict.spec) if self._terms is None else None
+        if self._accepted is None:
+            return f"{findings.render(verdict.findings)}\n{self._what_is_left()}"
         if order:
-            self._accepted = self._attempts
             self._job = asyncio.create_task(self._run(order))
-            return "accepted: the job has started"
-        return f"{findings.render(verdict.findings)}\n{self._what_is_left()}"
+        return "accepted: the job has started"
+
+    def _known_verdict(self, files: Mapping[str, str]) -> Verdict | None:
+        """The verdict on this attempt, if an earlier process has given it."""
+        for row in self._ledger.attempts(str(self.id)):
+            if row.n == self._attempts and json.loads(row.files) == files:
+                known = json.loads(row.findings)
+                spec = parse_job_toml(files.get(JOB_FILE, ""))
+                return Verdict(
+                    ok=row.ok,
+                    spec=spec if isinstance(spec, JobSpec) else None,
+                    findings=[Finding(**finding) for finding in known["findings"]],
+                    seconds=row.seconds,
+                    cheating=known["cheating"],
+                    parseable=known["parseable"],
+                )
+        return None
 
     def _what_is_left(self) -> str:
         if self._cheated:
@@ -179,11 +222,16 @@ class Episode:
         return f"refused; {left} submissions left" if left else "refused; no submission left"
 
     def _record_attempt(self, files: Mapping[str, str], verdict: Verdict) -> None:
+        known = {
+            "findings": [finding.as_dict() for finding in verdict.findings],
+            "cheating": verdict.cheating,
+            "parseable": verdict.parseable,
+        }
         self._ledger.record_attempt(
             str(self.id),
             self._attempts,
             verdict.ok,
-            json.dumps([finding.as_dict() for finding in verdict.findings]),
+            json.dumps(known),
             json.dumps(files),
             verdict.seconds,
         )
@@ -194,13 +242,12 @@ class Episode:
         digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:8]
         job_id = f"{self.id}-{digest}"
         job_dir = self._jobs_dir / job_id
-        self._student = spec.prime_rl.model
         order = JobOrder(
             job_id=job_id,
             attempt=self._attempt_to_run(job_id, job_dir),
             family=self.task.family.name,
             job_dir=job_dir,
-            student=self._student,
+            student=spec.prime_rl.model,
             # One seed a task: the jobs of a group differ by what the agent wrote, not by luck.
             seed=self.task.seed,
         )
@@ -240,7 +287,7 @@ class Episode:
     async def _settle(self) -> reward.Terms:
         result = await self._job if self._job else None
         # Only a job is compared with the untrained students; without one they need not be measured.
-        scores = await self._pool.baselines(self.task.family.name) if result else []
+        scores = await self._baselines() if result else []
         terms = reward.terms(
             self._settings.reward,
             parseable=self._parseable,
@@ -252,10 +299,7 @@ class Episode:
             limit=self._settings.limits.max_seconds,
             cheated=self._cheated,
         )
-        with self._ledger.transaction():
-            for score in scores:
-                self._record_score("baseline", score, 0.0)
-            self._finish(terms)
+        self._finish(terms)
         return terms
 
     def _why_no_job(self) -> str:
