@@ -23,6 +23,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
@@ -116,13 +117,17 @@ class ChatFormat:
     """The format over one tokenizer (a transformers fast tokenizer with the tokens above)."""
 
     def __init__(self, tokenizer: Any):
-        self._tokenizer = tokenizer
+        # The Rust tokenizer itself: rollouts of tiny models spend more time in wrappers than in it.
+        self._tokenizer = tokenizer.backend_tokenizer
         self._end = tokenizer.convert_tokens_to_ids(IM_END)
         self.stop: tuple[int, ...] = (self._end,)
+        self._encode = lru_cache(maxsize=65536)(
+            lambda text: tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        )
 
     def encode(self, text: str) -> list[int]:
         """Token ids of text in which the format's own tokens count as such."""
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return list(self._encode(text))
 
     def prompt(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
@@ -149,7 +154,7 @@ class ChatFormat:
         """A sampled message, with or without its end token."""
         clean = bool(tokens) and tokens[-1] == self._end
         body = list(tokens[:-1] if clean else tokens)
-        return parse_text(self._tokenizer.decode(body), clean)
+        return parse_text(self._tokenizer.decode(body, skip_special_tokens=False), clean)
 
     def _render(self, message: Mapping[str, Any]) -> str:
         if message["role"] == "tool":

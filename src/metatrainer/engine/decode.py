@@ -155,15 +155,17 @@ class Decoder:
     def _draw(self, params: SamplingParams, uniform: np.ndarray) -> tuple[list[int], list[float]]:
         """One token a row by inverse transform, and its log-probability at temperature 1."""
         logits = F.linear(self.hidden, self.weights.head).float()
+        model = logits.softmax(dim=-1)
         if params.temperature == 0:
-            chosen = logits.argmax(dim=-1)
+            chosen = logits.argmax(dim=-1, keepdim=True)
         else:
-            scaled = _filter(logits / params.temperature, params)
-            total = scaled.softmax(dim=-1).cumsum(dim=-1)
+            drawn = model
+            if (params.temperature, params.top_p, params.top_k) != (1.0, 1.0, -1):
+                drawn = _filter(logits / params.temperature, params).softmax(dim=-1)
+            total = drawn.cumsum(dim=-1)
             u = torch.from_numpy(uniform).to(total)[:, None] * total[:, -1:]
-            chosen = torch.searchsorted(total, u, right=True)[:, 0].clamp(max=logits.shape[1] - 1)
-        logprob = logits.gather(1, chosen[:, None])[:, 0] - logits.logsumexp(dim=-1)
-        return chosen.tolist(), logprob.tolist()
+            chosen = torch.searchsorted(total, u, right=True).clamp_(max=logits.shape[1] - 1)
+        return chosen[:, 0].tolist(), model.gather(1, chosen)[:, 0].log().tolist()
 
 
 def _filter(logits: Tensor, params: SamplingParams) -> Tensor:

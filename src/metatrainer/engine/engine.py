@@ -225,8 +225,8 @@ class Engine:
         places = [
             (i, t)
             for i, row in enumerate(rows)
-            for t in range(len(row.tokens))
-            if any(getattr(row, name)[t] for name in names)
+            for t, values in enumerate(zip(*(getattr(row, name) for name in names)))
+            if any(values)
         ]
         if not places:
             return torch.zeros(()), torch.zeros(0), []
@@ -237,7 +237,7 @@ class Engine:
         selected = hidden[index[:, 0], index[:, 1] - shared]
         logits = F.linear(selected, weights.head).float()
         targets = torch.tensor([rows[i].targets[t] for i, t in places], device=self.device)
-        picked = logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(dim=-1)
+        picked = -F.cross_entropy(logits, targets, reduction="none")
         inputs = {
             name: torch.tensor([getattr(rows[i], name)[t] for i, t in places], device=self.device)
             for name in names
