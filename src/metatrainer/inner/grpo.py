@@ -18,7 +18,7 @@ from metatrainer.engine import AdamParams, Engine, TrainRow
 from metatrainer.errors import EnvError, JobError
 from metatrainer.families import Family
 from metatrainer.inner.rollout import Limits, Question, Rollout, roll_out
-from metatrainer.jobs.spec import JobSpec
+from metatrainer.jobs.spec import TrainingSpec
 from metatrainer.sandbox.host import EnvSession
 
 _MAX_TURNS = 6
@@ -43,7 +43,7 @@ class OnStep(Protocol):
 
 def train_job(
     engine: Engine,
-    spec: JobSpec,
+    spec: TrainingSpec,
     env: EnvSession,
     family: Family,
     seed: int,

@@ -77,7 +77,7 @@ class Bench:
         deadline = time.monotonic() + self._settings.limits.max_seconds
         environment = spec.environment
         with self._guest.session(files, environment.module, environment.args, CALL_SECONDS) as env:
-            return train_job(engine, spec, env, family, order.seed, deadline)
+            return train_job(engine, spec.prime_rl, env, family, order.seed, deadline)
 
     def _score(self, engine: Engine, adapter: int | None, family: Family) -> Score:
         evaluation = self._settings.evaluation
