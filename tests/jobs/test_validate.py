@@ -115,8 +115,8 @@ BROKEN = {
         "E-BUDGET job.toml:4 max_steps * batch_size = 21 * 64 = 1344; allowed: at most 1280",
     ),
     "no package": (without(PACKAGE), f"E-FILE {PACKAGE} is missing"),
-    "path": ({**GOOD, "../x.py": ""}, "E-SIZE"),
-    "too large": ({**GOOD, "data.json": "x" * (2 << 20)}, "E-SIZE"),
+    "path": ({**GOOD, "../x.py": ""}, "E-FILE '../x.py' is not a path"),
+    "too large": ({**GOOD, "data.json": "x" * (2 << 20)}, "E-FILE 5 files"),
     "syntax": (changed("class Data(", "class Data(("), "E-SYNTAX " + at("class Data")),
     "not async": (
         changed("    async def score", "    def score"),

@@ -1,13 +1,16 @@
 """Submissions that try to get out, to break the sandbox, or to meddle with the next one."""
 
 import os
+import platform
 import signal
 import socket
+import time
 
 import pytest
 from submissions import SECRET, chat, submission, works
 
 from metatrainer.errors import EnvError
+from metatrainer.sandbox import seccomp
 
 
 def attempt(guest, files, seconds=5.0):
@@ -77,6 +80,7 @@ def test_only_own_processes_are_visible(guest):
     assert tell(guest, pids, "import os") == "True"
 
 
+KEYCTL = seccomp.DENIED["keyctl"][seccomp.ARCHITECTURES[platform.machine()][0]]
 REFUSED = {
     "ptrace": "libc.ptrace(16, 1, 0, 0)",
     "process_vm_readv": "libc.process_vm_readv(1, 0, 0, 0, 0, 0)",
@@ -86,7 +90,7 @@ REFUSED = {
     "unlinked memory": "libc.memfd_create(b'x', 0)",
     "namespaces": "libc.unshare(0x10000000)",
     "mount": "libc.mount(b'none', b'/tmp', b'tmpfs', 0, None)",
-    "keyring": "libc.syscall(250, 0, -3, 0)",
+    "keyring": f"libc.syscall({KEYCTL}, 0, -3, 0)",
 }
 
 
@@ -278,6 +282,26 @@ def test_nothing_is_left_for_the_next_session(guest):
     assert tell(guest, left, setup) == "[]"
     pids = "sorted(int(p) for p in os.listdir('/proc') if p.isdigit()) == [1, os.getpid()]"
     assert tell(guest, pids, setup) == "True"
+
+
+def test_a_session_stands_still_between_calls(guest):
+    code = """
+        import threading, time
+        longest = 0.0
+        def beat():
+            global longest
+            last = time.monotonic()
+            while True:
+                time.sleep(0.001)
+                now = time.monotonic()
+                longest, last = max(longest, now - last), now
+        threading.Thread(target=beat, daemon=True).start()
+    """
+    files = submission(at_import=code, at_reward="time.sleep(0.05)", returns="longest")
+    with guest.session(files, "environment", {}, 5) as session:
+        session.load()
+        time.sleep(0.6)
+        assert session.score([(0, chat("x"))])[0].reward > 0.5
 
 
 UNREMOVABLE = {

@@ -30,6 +30,20 @@ def test_a_tree_in_a_closed_home_is_shown_read_only(tmp_path, monkeypatch):
     assert not os.path.exists("/run/extra"), "the staged tree must not be seen on the host"
 
 
+def test_an_installed_copy_of_this_package_is_covered(tmp_path, monkeypatch):
+    site = tmp_path / "site-packages"
+    (site / "metatrainer").mkdir(parents=True)
+    (site / "metatrainer" / "names.py").write_text("HIDDEN = 1")
+    (site / "other.py").write_text("")
+    here = bwrap.runtime()
+    trees = (*here.trees, bwrap.Tree(str(site), "/extra"))
+    more = bwrap.Runtime(here.python, (*here.sites, "/extra"), trees)
+    monkeypatch.setattr(bwrap, "runtime", lambda: more)
+    assert run(["/bin/ls", "-R", "/extra"]).stdout.split() == [
+        *("/extra:", "metatrainer", "other.py", "/extra/metatrainer:")
+    ]
+
+
 def test_data_is_shown_as_a_file():
     assert run(["/bin/cat", "/note"], data={"/note": b"text"}).stdout == "text"
 

@@ -97,7 +97,7 @@ def _check_text(files: dict[str, str], task: TaskRules) -> JobSpec:
     try:
         check_files(files)
     except EnvError as error:
-        raise Refused([Finding("E-SIZE", None, None, error.message)]) from None
+        raise Refused([Finding("E-FILE", None, None, error.message)]) from None
     spec = parse_job_toml(files[JOB_FILE])
     if isinstance(spec, list):
         raise Refused(spec)

@@ -130,7 +130,6 @@ class Session:
         self.printed = b""
         self.printed_size = 0
         self.failed = False
-        self._rest = b""
         self.pid = os.fork()
         if self.pid == 0:
             run_child(requests, answers, prints, spec)
@@ -143,12 +142,14 @@ class Session:
         """Pass a request on and send the host the answer, or why there is none."""
         if self.failed:
             return self._fail("crash", "the session has already ended")
-        self._rest = b""
         deadline = time.monotonic() + seconds
+        signal_everything(signal.SIGCONT)
         try:
             answer = self._exchange(memoryview(body + b"\n"), deadline)
         except Ended as end:
             return self._fail(end.kind, end.message)
+        # Between calls a session stands still: it takes no time from other slots.
+        signal_everything(signal.SIGSTOP)
         self.control.send_raw(b"R", answer)
 
     def end(self) -> str:
@@ -235,11 +236,16 @@ class Ended(Exception):
         self.message = message
 
 
+def signal_everything(number: int) -> None:
+    """Signal every other process of the namespace."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, number)
+
+
 def kill_everything() -> None:
     """Kill and reap every other process of the namespace; forks race, so until none is left."""
     while True:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)
+        signal_everything(signal.SIGKILL)
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:

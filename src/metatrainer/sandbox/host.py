@@ -202,6 +202,7 @@ class Guest:
                 pass_fds=descriptors,
                 bufsize=0,
                 cwd="/",
+                start_new_session=True,  # an interrupt at the terminal is for us alone
             )
 
     def _wait_ready(self) -> None:
