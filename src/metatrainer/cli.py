@@ -177,15 +177,17 @@ def episode(
     check_names(resolved)
     bwrap.require()
 
-    from metatrainer.play import play_one
-
     console = Console()
-    with tempfile.TemporaryDirectory(prefix="metatrainer-") as folder:
-        terms = asyncio.run(
-            play_one(
-                resolved, family, agent, seed, Path(folder), lambda m: _print_message(console, m)
-            )
-        )
+    with (
+        console.status("playing") if console.is_terminal else nullcontext(),
+        tempfile.TemporaryDirectory(prefix="metatrainer-") as folder,
+    ):
+        from metatrainer.play import play_one
+
+        def show(message: dict[str, Any]) -> None:
+            _print_message(console, message)
+
+        terms = asyncio.run(play_one(resolved, family, agent, seed, Path(folder), show))
     console.print(
         f"\n[bold]reward {terms.total:.3f}[/bold]  validation {terms.validation:.3f}"
         f"  quality {terms.quality:.3f}  speed {terms.speed:.3f}  outcome {terms.outcome}"
@@ -286,6 +288,9 @@ def _train(run: RunDir, *, resume: bool) -> None:
         raise
     except MetatrainerError as error:
         _fail(f"{error}\n{again}", 1)
+    except Exception:
+        print(f"metatrainer: a fault, shown below; what is done is kept; {again}", file=sys.stderr)
+        raise
     text.print_report(summary, Console())
     print(f"figure and tables: {run.path}/figure.png, report.md, report.json, csv/")
 

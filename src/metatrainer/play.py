@@ -50,7 +50,11 @@ async def play_one(
         async with running(pool), running(validator):
             id = EpisodeId("play", 0, 0, 0)
             episode = Episode(id, task, settings, ledger, pool, validator, folder)
-            return await play(episode, policy, hear)
+            terms = await play(episode, policy, hear)
+        for job in ledger.jobs():
+            ended = f"{job.outcome} {job.message}".strip()
+            hear({"role": "job", "content": f"{job.student}: {ended}, {job.seconds:.1f} s"})
+        return terms
 
 
 def make_policy(agent: str, task: Task, settings: AgentSettings, seed: int) -> Policy:
