@@ -18,7 +18,7 @@ from metatrainer.ledger import Ledger
 from metatrainer.pool import jobdir
 from metatrainer.pool.base import JobOrder, JobResult
 from metatrainer.reward import Terms
-from metatrainer.students.evaluate import Score
+from metatrainer.students.score import Score
 
 T = TypeVar("T")
 SETTINGS = RunSettings()

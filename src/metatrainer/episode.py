@@ -30,7 +30,7 @@ from metatrainer.jobs.validate import Verdict
 from metatrainer.ledger import EpisodeRow, Ledger
 from metatrainer.pool import jobdir
 from metatrainer.pool.base import JobOrder, JobResult, Pool
-from metatrainer.students.evaluate import Score
+from metatrainer.students.score import Score
 
 Phase = Literal["train", "heldout_before", "heldout_after", "play"]
 MAX_CALLS = 8

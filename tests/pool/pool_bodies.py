@@ -13,7 +13,8 @@ import time
 from metatrainer.errors import EnvError, JobError
 from metatrainer.pool.base import JobOrder, JobResult
 from metatrainer.pool.worker import Setup
-from metatrainer.students.evaluate import Score
+from metatrainer.sandbox.host import Guest
+from metatrainer.students.score import Score
 
 OK, JOB_ERROR, ENV_ERROR, BUG, HANG, EXIT, GARBAGE, PRINT, DONE_THEN_HANG = range(9)
 
@@ -51,6 +52,18 @@ class StandIn:
 
     def _score(self, family: str, student: str, mean: float) -> Score:
         return Score(student=student, family=family, n=8, mean=mean, low=0.0, high=1.0)
+
+
+class WithSandbox(StandIn):
+    """Holds a warm sandbox, as the real body does."""
+
+    def __init__(self, setup: Setup):
+        super().__init__(setup)
+        self._guest = Guest(setup.slot)
+        self._guest.start()
+
+    def close(self) -> None:
+        self._guest.close()
 
 
 class NeverReady:

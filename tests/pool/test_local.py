@@ -70,6 +70,18 @@ def alive(pid: int) -> bool:
         return False
 
 
+def descendants(pid: int) -> list[int]:
+    """Pids of everything below a process."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    direct = [int(c) for t in threads for c in (t / "children").read_text().split()]
+    return direct + [pid for child in direct for pid in descendants(child)]
+
+
+async def gone(pids: list[int]) -> None:
+    while any(alive(pid) for pid in pids):
+        await asyncio.sleep(0.01)
+
+
 def runs(order: JobOrder) -> list[int]:
     path = order.job_dir / "runs"
     return [int(line) for line in path.read_text().split()] if path.exists() else []
@@ -144,6 +156,25 @@ def test_a_worker_killed_in_a_job_is_a_crash_and_is_replaced(tmp_path: Path) -> 
 
     with_pool(action)
     assert runs(after) != runs(victim)
+
+
+def test_the_sandbox_of_a_worker_goes_with_it(tmp_path: Path) -> None:
+    order = make_order(tmp_path, "victim", bodies.HANG)
+    families: list[list[int]] = []
+
+    async def action(pool: LocalPool) -> None:
+        running = asyncio.create_task(pool.run(order))
+        pid = await started(order)
+        families.append(descendants(pid))
+        os.kill(pid, signal.SIGKILL)
+        await running
+        await asyncio.wait_for(gone(families[0]), 10)
+        await pool.run(make_order(tmp_path, "after"))
+        families.append(descendants(pool.pids()[0]))
+
+    with_pool(action, body="pool_bodies:WithSandbox")
+    assert all(families)
+    asyncio.run(asyncio.wait_for(gone(families[1]), 10))
 
 
 def test_a_job_past_its_deadline_is_killed(tmp_path: Path) -> None:
@@ -278,8 +309,7 @@ def test_a_controller_killed_mid_job_leaves_no_worker_and_resumes(tmp_path: Path
         await started(lost)
         controller.kill()
         controller.wait()
-        while any(alive(pid) for pid in report["workers"]):
-            await asyncio.sleep(0.01)
+        await gone(report["workers"])
 
     asyncio.run(asyncio.wait_for(kill_it(), 30))
     controller.stdout.close()

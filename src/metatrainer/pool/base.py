@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from metatrainer.students.evaluate import Score
+from metatrainer.students.score import Score
 
 
 class JobOrder(BaseModel):

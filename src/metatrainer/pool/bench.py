@@ -22,7 +22,8 @@ from metatrainer.pool.base import JobOrder, JobResult
 from metatrainer.pool.worker import Setup
 from metatrainer.sandbox.host import Guest
 from metatrainer.students import catalogue
-from metatrainer.students.evaluate import Score, evaluate
+from metatrainer.students.evaluate import evaluate
+from metatrainer.students.score import Score
 
 CALL_SECONDS = 10.0
 """Time of one call into the environment: loading its tasks, or scoring one step."""

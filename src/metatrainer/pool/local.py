@@ -16,7 +16,7 @@ from metatrainer.pool import jobdir
 from metatrainer.pool.base import JobOrder, JobResult
 from metatrainer.pool.process import WorkerProcess
 from metatrainer.pool.worker import Setup
-from metatrainer.students.evaluate import Score
+from metatrainer.students.score import Score
 
 BODY = "metatrainer.pool.bench:Bench"
 GRACE_SECONDS = 120.0

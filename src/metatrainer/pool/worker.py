@@ -21,7 +21,7 @@ from metatrainer.config import RunSettings
 from metatrainer.errors import EnvError, JobError
 from metatrainer.pool import jobdir
 from metatrainer.pool.base import JobOrder, JobResult
-from metatrainer.students.evaluate import Score
+from metatrainer.students.score import Score
 
 MESSAGE_CHARS = 2_000
 """Longer explanations of a failure are cut."""

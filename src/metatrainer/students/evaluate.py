@@ -5,28 +5,11 @@ Sees a base model, an adapter and items; never an environment, a reward function
 
 from __future__ import annotations
 
-import math
-
-from pydantic import BaseModel
-
 from metatrainer.config import EvalSettings
 from metatrainer.engine import Engine
 from metatrainer.families import Family, Item
 from metatrainer.inner.rollout import Limits, Question, roll_out
-
-
-class Score(BaseModel):
-    """A student's score on a family's items."""
-
-    student: str
-    family: str
-    n: int
-    mean: float
-    """Share of right answers, in [0, 1]."""
-    low: float
-    """Lower end of the 95 % Wilson interval."""
-    high: float
-    """Upper end of the same."""
+from metatrainer.students.score import Score, wilson
 
 
 def evaluate(
@@ -37,7 +20,7 @@ def evaluate(
     settings: EvalSettings,
     seed: int,
 ) -> Score:
-    """Score the base model (adapter None) or an adapter. The same seed and items for both: a pair."""
+    """Score the base model (adapter None) or an adapter; same seed and items, comparable scores."""
     rollouts = roll_out(
         engine,
         adapter,
@@ -47,7 +30,8 @@ def evaluate(
         [seed * 1_000_003 + i for i in range(len(items))],
     )
     right = sum(
-        family.correct(rollout.reply, item.answer) for rollout, item in zip(rollouts, items)
+        family.correct(rollout.reply, item.answer)
+        for rollout, item in zip(rollouts, items, strict=True)
     )
     low, high = wilson(right, len(items))
     return Score(
@@ -58,11 +42,3 @@ def evaluate(
         low=low,
         high=high,
     )
-
-
-def wilson(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's score interval of a proportion (Wilson 1927)."""
-    share = right / n
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return max(0.0, centre - half), min(1.0, centre + half)
