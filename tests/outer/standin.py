@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -97,19 +98,30 @@ class NoPool:
 
 
 class Counted(Ledger):
-    """Notes every sample that is paid for, and may kill the process right after one."""
+    """Notes every sample that got onto the disk, and may kill the process right after one."""
 
     kill_after: int | None = None
 
+    def __init__(self, path: Path):
+        self._new: list[str] = []
+        super().__init__(path)
+
     def record_turn(self, episode, turn, *rest):
-        new = super().record_turn(episode, turn, *rest)
-        with (self.path.parent / "paid.log").open("a") as log:
-            log.write(f"{episode} {turn}\n")
-        if self.kill_after is not None:
-            self.kill_after -= 1
-            if self.kill_after == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return new
+        self._new.append(f"{episode} {turn}\n")
+        return super().record_turn(episode, turn, *rest)
+
+    @contextmanager
+    def transaction(self):
+        with super().transaction():
+            yield
+        if self._depth == 0 and self._new:
+            with (self.path.parent / "paid.log").open("a") as log:
+                log.writelines(self._new)
+            if self.kill_after is not None:
+                self.kill_after -= len(self._new)
+                if self.kill_after <= 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            self._new = []
 
 
 def run(

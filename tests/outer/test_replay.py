@@ -111,6 +111,26 @@ def test_episodes_that_are_played_together_are_told_apart(ledger):
         assert [r.turn for r in ledger.turns(f"train-000-00-{index:02d}")] == [0, 1]
 
 
+def test_a_sample_is_on_disk_before_the_episode_sees_it(ledger):
+    async def one_turn():
+        await turns(RecordingSampler(Sampler(), recorder(ledger)), EPISODE, 1)
+        with Ledger(ledger.path, readonly=True) as other:
+            return len(other.turns(EPISODE))
+
+    assert asyncio.run(one_turn()) == 1
+
+
+def test_a_sample_that_cannot_be_written_down_stops_all_that_wait(ledger):
+    sampler = RecordingSampler(Sampler(), recorder(ledger))
+
+    async def unknown_episodes():
+        both = (turns(sampler, f"train-999-00-{i:02d}", 1) for i in range(2))
+        return await asyncio.gather(*both, return_exceptions=True)
+
+    failures = asyncio.run(unknown_episodes())
+    assert [type(failure) for failure in failures] == [LedgerError, LedgerError]
+
+
 def test_outside_of_an_episode_nothing_is_recorded(ledger):
     inner = Sampler()
     asyncio.run(turns(RecordingSampler(inner, recorder(ledger)), None, 2))

@@ -190,9 +190,10 @@ def _opened(settings: RunSettings, run_dir: Path) -> Iterator[Any]:
     if settings.agent.backend == "tinker":
         yield _hosted()
         return
+    from metatrainer.students import catalogue
     from metatrainer.tinker.client import ServiceClient
 
-    folder = _agent_folder(settings.agent.model)
+    folder = catalogue.agent_folder(settings.agent.model)
     service = ServiceClient(run_dir / "checkpoints", lambda _: _engine(folder), settings.seed)
     try:
         yield service
@@ -209,15 +210,6 @@ def _hosted() -> Any:
     import tinker
 
     return tinker.ServiceClient(user_metadata={"recipe_name": "metatrainer"})
-
-
-def _agent_folder(model: str) -> Path:
-    """A folder given as such, or the catalogue's of that name."""
-    if Path(model).is_dir():
-        return Path(model)
-    from metatrainer.students import catalogue
-
-    return catalogue.verified_folder(model, role="agent")
 
 
 def _engine(folder: Path) -> Any:

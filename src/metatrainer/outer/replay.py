@@ -9,6 +9,7 @@ Knows nothing about what an episode does.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import time
@@ -22,6 +23,9 @@ from tinker import types
 from metatrainer.errors import LedgerError
 from metatrainer.ledger import Ledger, TurnRow
 from metatrainer.outer.plan import derive
+
+_TOGETHER = 0.002
+"""Seconds that a sample may wait for others to be written with."""
 
 
 @dataclass
@@ -49,6 +53,7 @@ class Recorder:
         self._seed = seed
         self._decode = decode
         self._known: dict[str, list[TurnRow]] = {}
+        self._waiting: list[tuple[tuple, asyncio.Future[None]]] = []
 
     def recall(self, playing: _Playing, prompt: types.ModelInput) -> types.SampleResponse | None:
         """What this turn sampled before, if it did. Raises LedgerError if it does not fit."""
@@ -66,17 +71,16 @@ class Recorder:
             )
         return _response(row)
 
-    def keep(
+    async def keep(
         self, playing: _Playing, prompt: types.ModelInput, sampled: types.SampledSequence, s: float
     ) -> None:
-        """Write a sample down. s: the seconds it took."""
+        """Write a sample down; it is on disk after this. s: the seconds it took."""
         message = {
             "role": "assistant",
             "content": self._decode(sampled.tokens),
             "stop_reason": sampled.stop_reason,
         }
-        assert sampled.logprobs is not None  # samples come with them unless told otherwise
-        self._ledger.record_turn(
+        row = (
             playing.episode,
             playing.turn,
             json.dumps(message),
@@ -85,6 +89,30 @@ class Recorder:
             sampled.logprobs,
             s,
         )
+        written = asyncio.get_running_loop().create_future()
+        if not self._waiting:
+            # Rollouts are sampled in batches: what arrives together is one write to the disk.
+            asyncio.get_running_loop().call_later(_TOGETHER, self._write)
+        self._waiting.append((row, written))
+        await written
+
+    def _write(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        try:
+            with self._ledger.transaction():
+                for row, _ in waiting:
+                    self._ledger.record_turn(*row)
+        except Exception as error:
+            failure: Exception | None = error
+        else:
+            failure = None
+        for _, written in waiting:
+            if written.done():
+                continue  # its rollout was cancelled
+            if failure:
+                written.set_exception(failure)
+            else:
+                written.set_result(None)
 
     def seed(self, playing: _Playing) -> int:
         """The seed of a turn's sample, the same in every process."""
@@ -125,7 +153,7 @@ class RecordingSampler:
         seeded = params.model_copy(update={"seed": self._recorder.seed(playing)})
         response = await client.sample_async(prompt, 1, seeded)
         (sampled,) = response.sequences
-        self._recorder.keep(playing, prompt, sampled, time.monotonic() - began)
+        await self._recorder.keep(playing, prompt, sampled, time.monotonic() - began)
         return response
 
     def __getattr__(self, name: str) -> Any:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 Requests = Callable[[Engine], list[SampleRequest]]
 
-SETTLE = 0.002
+SETTLE = 0.02
 """Seconds to wait for one more draw before a batch starts. Rollouts that were answered together
 ask again within this time; without it the first to ask would be sampled alone."""
 
