@@ -28,6 +28,8 @@ def test_everything_can_be_set():
 
 BROKEN = {
     "not toml": ("[prime_rl\n", "E-TOML job.toml:1 not TOML"),
+    "huge number": ("x = " + "9" * 5000, "E-TOML job.toml not TOML"),
+    "deep": ("x = " + "[" * 5000, "E-TOML job.toml"),
     "empty": ("", "E-MISSING job.toml [prime_rl] is missing"),
     "no model": ("[prime_rl]\nlearning_rate = 0.1\n", "E-MISSING job.toml model is missing"),
     "misspelt key": (LEAST + "batch_sise = 8\n", "E-KEY job.toml:4 unknown key 'batch_sise'; did"),
@@ -71,6 +73,7 @@ def test_all_faults_are_told_at_once_the_first_ones_shown():
 
 
 def test_a_finding_is_one_short_line():
-    finding = Finding("E-X", "a.py", 3, "one\ntwo " * 60)
-    assert "\n" not in finding.render()
-    assert len(finding.render().split()) <= 40
+    shown = Finding("E-X", "a.py", 3, "\x1b[2J" + "one\ntwo " * 60).render()
+    assert shown.isprintable()
+    assert len(shown.split()) <= 40
+    assert len(Finding("E-X", None, None, "x" * 10_000).render()) <= 400

@@ -117,6 +117,8 @@ BROKEN = {
     "no package": (without(PACKAGE), f"E-FILE {PACKAGE} is missing"),
     "path": ({**GOOD, "../x.py": ""}, "E-FILE '../x.py' is not a path"),
     "too large": ({**GOOD, "data.json": "x" * (2 << 20)}, "E-FILE 5 files"),
+    "no text": ({**GOOD, "data.json": "\ud800"}, "E-FILE a file holds characters"),
+    "null byte": ({**GOOD, PACKAGE: "\0"}, f"E-SYNTAX {PACKAGE}"),
     "syntax": (changed("class Data(", "class Data(("), "E-SYNTAX " + at("class Data")),
     "not async": (
         changed("    async def score", "    def score"),

@@ -12,6 +12,7 @@ from typing import Any
 SHOWN = 4
 """Findings in one answer to the agent; the first are the ones to mend first."""
 MAX_WORDS = 40
+MAX_CHARS = 400
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Finding:
         head = " ".join(part for part in (self.code, place, self.found) if part)
         allowed = f"allowed: {self.allowed}" if self.allowed else ""
         words = "; ".join(part for part in (head, allowed, self.fix) if part).split()
-        return " ".join(words[:MAX_WORDS])
+        text = " ".join(words[:MAX_WORDS])[:MAX_CHARS]
+        return "".join(c if c.isprintable() else "?" for c in text)
 
     def as_dict(self) -> dict[str, Any]:
         """The finding for the ledger; plain JSON."""

@@ -87,7 +87,7 @@ def parse_job_toml(text: str) -> JobSpec | list[Finding]:
     """A job's settings, or everything that is wrong with them."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         at = re.search(r"line (\d+)", str(error))
         line = int(at[1]) if at else None
         return [Finding("E-TOML", JOB_FILE, line, f"not TOML: {error}", fix="write key = value")]

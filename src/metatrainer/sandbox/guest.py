@@ -159,15 +159,14 @@ class Session:
             os.close(end)
         try:
             wipe()
-        except OSError:
+        except (OSError, RecursionError):
             os._exit(1)
         return self.printed.decode(errors="replace")
 
     def _fail(self, kind: str, message: str) -> None:
         self.failed = True
         kill_everything()
-        printed = self.printed.decode(errors="replace")
-        self.control.send(b"E", {"kind": kind, "message": message, "printed": printed})
+        self.control.send(b"E", {"kind": kind, "message": message})
 
     def _exchange(self, request: memoryview, deadline: float) -> bytes:
         poll = select.poll()
@@ -176,6 +175,7 @@ class Session:
         poll.register(self.requests, select.POLLOUT)
         parts: list[bytes] = []
         size = 0
+        look = time.monotonic() + TICK
         while True:
             events = dict(poll.poll(TICK * 1000))
             if self.control.inward in events:
@@ -198,10 +198,12 @@ class Session:
                     raise Ended("protocol", f"an answer is longer than {MAX_LINE} bytes")
             elif self.gone in events:
                 raise Ended("crash", self._obituary())
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > deadline:
                 raise Ended("timeout", "the time of the call is over")
-            if not events and resident() > MAX_RESIDENT:
+            if now > look and resident() > MAX_RESIDENT:
                 raise Ended("memory", f"more than {MAX_RESIDENT // MIB} MiB of memory used")
+            look = now + TICK if now > look else look
 
     def _push(self, request: memoryview) -> memoryview:
         try:
@@ -345,7 +347,8 @@ def answer(submission: Submission, request: dict[str, Any]) -> dict[str, Any]:
         return {"error": describe(error, submission.stage)}
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        sys.stdout.flush()
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
 
 
 def describe(error: BaseException, stage: str) -> dict[str, Any]:

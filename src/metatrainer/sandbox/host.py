@@ -299,7 +299,10 @@ def check_files(files: dict[str, str]) -> None:
         parts_ok = path.parts and not path.is_absolute() and ".." not in path.parts
         if not parts_ok or "\0" in name or len(name) > 200:
             raise EnvError("import", f"{clean(name, 80)!r} is not a path inside the folder")
-    size = sum(len(text.encode()) for text in files.values())
+    try:
+        size = sum(len(text.encode()) for text in files.values())
+    except UnicodeEncodeError:
+        raise EnvError("import", "a file holds characters that are no text in UTF-8") from None
     if len(files) > MAX_FILES or size > MAX_FILES_SIZE:
         raise EnvError(
             "import",
