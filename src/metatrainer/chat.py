@@ -145,10 +145,15 @@ class ChatFormat:
             parts.append(self._render(message))
         return self.encode("\n".join([*parts, f"{IM_START}assistant\n"]))
 
-    def tool_turn(self, results: Sequence[str]) -> list[int]:
-        """What follows an assistant message that called tools: the results, each a message."""
-        turns = [message_text("user", result_text(r)) for r in results]
-        return self.encode("\n".join(["", *turns, f"{IM_START}assistant\n"]))
+    def continuation(self, answers: Sequence[Mapping[str, Any]], ended: bool = True) -> list[int]:
+        """What follows a sampled assistant message: the answers to it, then the assistant again.
+
+        answers: tool and user messages. ended: the sample has its own end token; else one is
+        supplied.
+        """
+        start = "" if ended else IM_END
+        turns = [self._render(message) for message in answers]
+        return self.encode("\n".join([start, *turns, f"{IM_START}assistant\n"]))
 
     def parse(self, tokens: Sequence[int]) -> Turn:
         """A sampled message, with or without its end token."""

@@ -78,7 +78,11 @@ def test_a_prompt_grows_by_the_sampled_tokens_and_the_chat_formats_tool_turn(tal
         "errors": [],
     }
     talk.answer(RESULTS)
-    assert talk.prompt.to_ints() == [*before, *sampled, *format_.tool_turn(["written"])]
+    assert talk.prompt.to_ints() == [
+        *before,
+        *sampled,
+        *format_.continuation([{"role": "tool", "content": "written"}]),
+    ]
 
 
 def test_a_hint_follows_the_results_as_a_message_of_the_user(talk, tokenizer):

@@ -249,7 +249,7 @@ class _Noisy:
             self._choice = self._choose(sloppy=not self._right())
             yield from self._do(self._choice.write())
         yield from self._improve()
-        if not self._right() and self._chance(0.4):
+        if not self._right() and self._chance(0.6):
             self._broken = self._rng.choice(BROKEN_EDITS)
             yield from self._do(edit(*self._broken))
         while True:
@@ -288,7 +288,7 @@ class _Noisy:
             *batch,
             GOOD.max_steps if self._right() else rng.choice(STEPS),
         )
-        return self._spoil(choice) if sloppy and self._chance(0.4) else choice
+        return self._spoil(choice) if sloppy and self._chance(0.7) else choice
 
     def _spoil(self, choice: Choice) -> Choice:
         """The same job with one setting that validation refuses."""
@@ -304,7 +304,7 @@ class _Noisy:
 
     def _do(self, message: Message) -> Generator[Message, list[Message], list[Message]]:
         """Send a message, now and then after a slip; returns the answers to it."""
-        if not self._right() and self._chance(0.1):
+        if not self._right() and self._chance(0.15):
             yield self._rng.choice(_SLIPS)
         return (yield message)
 

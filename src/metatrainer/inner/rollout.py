@@ -85,8 +85,9 @@ def roll_out(
             results = _results(family, questions[i].world, turn)
             rollout.finished = turn.clean and not results
             if turn.clean and results and turn_number + 1 < limits.max_turns:
-                heard[i] = chat.tool_turn(results)
-                rollout.messages += [{"role": "tool", "content": r} for r in results]
+                answers = [{"role": "tool", "content": r} for r in results]
+                heard[i] = chat.continuation(answers)
+                rollout.messages += answers
         fits = {i: ids for i, ids in heard.items() if _fits(engine, rollouts[i], ids, limits)}
         if not fits:
             break

@@ -128,8 +128,9 @@ def student_trace(
     tokens = chat_format.prompt(prompt, [tool.schema for tool in family.tools])
     learn = [False] * len(tokens)
     for text, result in student_messages(family, item, rng, habit):
+        answers = [] if result is None else [{"role": "tool", "content": result}]
         said = chat_format.encode(text + chat.IM_END)
-        heard = chat_format.tool_turn([result]) if result is not None else []
+        heard = chat_format.continuation(answers) if answers else []
         tokens += said + heard
         learn += [True] * len(said) + [False] * len(heard)
     return Trace(tokens, learn)

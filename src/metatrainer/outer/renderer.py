@@ -23,7 +23,7 @@ from tinker_cookbook.renderers.base import (
 from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer
 
 from metatrainer import chat
-from metatrainer.chat import IM_END, IM_START, ChatFormat, Turn
+from metatrainer.chat import ChatFormat, Turn
 
 NANO = "nano"
 
@@ -53,9 +53,7 @@ class NanoRenderer(Qwen3InstructRenderer):
 
         ended: the sample has its own end token; else one is supplied.
         """
-        start = "" if ended else IM_END
-        turns = [_turn(message) for message in messages]
-        return self._chat.encode("\n".join([start, *turns, f"{IM_START}assistant\n"]))
+        return self._chat.continuation(messages, ended)
 
     def parse_response(self, response: list[int]) -> tuple[Message, ParseTermination]:
         turn = self._chat.parse(response)
@@ -80,12 +78,6 @@ def text_of(message: Message) -> str:
     if isinstance(content, str):
         return content
     return "".join(part["text"] for part in content if part["type"] == "text")
-
-
-def _turn(message: Mapping[str, Any]) -> str:
-    if message["role"] == "tool":
-        return chat.message_text("user", chat.result_text(message["content"]))
-    return chat.message_text(message["role"], message["content"])
 
 
 def _message(turn: Turn) -> Message:
