@@ -6,7 +6,6 @@ and plain data; runs nothing.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 
@@ -63,8 +62,3 @@ class Leaks:
 
 def _leak(file: str | None, found: str) -> Finding:
     return Finding("E-LEAK", file, None, found, "", "generate your own tasks from train names")
-
-
-def same_content(row: TaskRow) -> str:
-    """What makes two tasks the same task."""
-    return json.dumps([row.prompt, row.data], sort_keys=True)

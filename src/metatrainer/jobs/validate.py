@@ -7,7 +7,6 @@ nothing about training.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -16,16 +15,13 @@ from metatrainer.config import nearest
 from metatrainer.errors import EnvError
 from metatrainer.families import Family, Item
 from metatrainer.jobs.findings import Finding
-from metatrainer.jobs.leaks import Leaks, same_content
+from metatrainer.jobs.leaks import Leaks
 from metatrainer.jobs.probes import Probe, probes
 from metatrainer.jobs.source import check_source
 from metatrainer.jobs.spec import JOB_FILE, JobSpec, line_of, parse_job_toml
+from metatrainer.jobs.tasks import check_tasks
 from metatrainer.sandbox.host import EnvSession, Guest, Scored, TaskRow, check_files
 
-MIN_TASKS = 8
-"""Different tasks that a job needs at least."""
-MAX_TASKS = 4096
-"""Tasks that are loaded at most."""
 PROBED = 8
 """Tasks on which the rewards are probed."""
 MAX_REWARD = 2.0
@@ -143,11 +139,10 @@ def _check_running(files: dict[str, str], spec: JobSpec, task: TaskRules, guest:
     package = f"{environment.module}/__init__.py"
     try:
         with guest.session(files, environment.module, environment.args, CALL_SECONDS) as session:
-            rows = session.load(MAX_TASKS)
-            _check_tasks(rows, package)
-            _check_data(rows, task, package)
-            if leak := Leaks(task.hidden, task.dev).in_tasks(rows):
-                raise Refused([leak])
+            rows = session.load()
+            leaks = Leaks(task.hidden, task.dev)
+            if fault := check_tasks(rows, task.family, package) or leaks.in_tasks(rows):
+                raise Refused([fault])
             _check_rewards(session, rows, spec, task, package)
     except EnvError as error:
         raise Refused([_from_error(error, package)]) from None
@@ -166,43 +161,6 @@ def _from_error(error: EnvError, package: str) -> Finding:
     }
     code = f"E-{error.kind.upper()}"
     return Finding(code, error.file or package, error.line, error.message, "", fixes[error.kind])
-
-
-def _check_tasks(rows: list[TaskRow], package: str) -> None:
-    different = len({same_content(row) for row in rows})
-    if different < MIN_TASKS:
-        found = f"load() gives {different} different tasks"
-        fix = f"yield {MIN_TASKS} or more"
-        raise Refused([Finding("E-TASKS", package, None, found, f"at least {MIN_TASKS}", fix)])
-    key, count = Counter(row.key for row in rows).most_common(1)[0]
-    if count > 1 and different == len(rows):
-        found = f"{count} tasks have the key {key[:40]!r}"
-        raise Refused([Finding("E-KEYS", package, None, found, "unique keys", "remove key")])
-
-
-def _check_data(rows: list[TaskRow], task: TaskRules, package: str) -> None:
-    """The fields that trusted code needs of every task."""
-    for number, row in enumerate(rows):
-        problem = _data_problem(row, task)
-        if problem:
-            code, found, fix = problem
-            raise Refused([Finding(code, package, None, f"task {number}: {found}", "", fix)])
-
-
-def _data_problem(row: TaskRow, task: TaskRules) -> tuple[str, str, str] | None:
-    declare = "declare 'world: dict' and 'answer: str' in the vf.TaskData class"
-    for name in ("world", "answer"):
-        if name not in row.data:
-            return "E-DATA", f"no field {name}", declare
-    if not row.prompt.strip():
-        return "E-DATA", "the prompt is empty", "give each task a prompt"
-    answer = row.data["answer"]
-    if not isinstance(answer, str) or not answer.strip():
-        return "E-DATA", f"answer = {answer!r:.40}, not a text", "give each task its right answer"
-    problem = task.family.check_world(row.data["world"])
-    if problem:
-        return "E-WORLD", problem, "build worlds as environment/worlds.py does"
-    return None
 
 
 def _check_rewards(
