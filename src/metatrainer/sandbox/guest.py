@@ -72,9 +72,7 @@ def main(sites: list[str]) -> None:
     import numpy.random
     import verifiers.v1  # noqa: F401
 
-    # Each child starts from this state, so that loading twice gives the same tasks.
     numpy.random.seed(0)
-    random.seed(0)
     gc.collect()
     gc.freeze()
     control.send(b"O", {"ready": True})
@@ -395,6 +393,7 @@ class Submission:
 
     def load(self, limit: int) -> list[dict[str, Any]]:
         """Import the package and build its tasks, `limit` of them at most."""
+        random.seed(0)  # a fork reseeds it; loading twice has to give the same tasks
         self.stage = "import"
         taskset = find_taskset(import_package(self.module))
         self.stage = "load"
