@@ -6,7 +6,6 @@ ids. Synchronous and for one thread. Knows nothing about chat formats, environme
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -277,12 +276,12 @@ def _micro_batches(rows: list[TrainRow]) -> list[list[int]]:
 def _shared_prefix(rows: list[TrainRow], first_target: int) -> int:
     """Tokens that all rows begin with, none of them before a position that takes part."""
     limit = min(first_target, min(len(row.tokens) for row in rows) - 1)
-    lead = rows[0].tokens[:limit]
+    length = limit
     for row in rows[1:]:
-        same: Callable[[int], bool] = lambda n, row=row: row.tokens[:n] == lead[:n]  # noqa: E731
-        low, high = 0, len(lead)
-        while low < high:
+        low, high = 0, length
+        while low < high:  # the longest common prefix by bisection: list slices compare fast
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if same(middle) else (low, middle - 1)
-        lead = lead[:low]
-    return len(lead)
+            same = row.tokens[:middle] == rows[0].tokens[:middle]
+            low, high = (middle, high) if same else (low, middle - 1)
+        length = low
+    return length

@@ -96,7 +96,7 @@ class Adapter:
             self.pairs[module] = (views[0], views[1])
 
     def initialise(self, seed: int) -> None:
-        """A uniform as in PEFT (Kaiming with slope sqrt(5)), B zero: the adapter changes nothing."""
+        """A uniform as in PEFT (Kaiming, slope sqrt(5)), B zero: the adapter changes nothing."""
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for a, b in self.pairs.values():

@@ -6,11 +6,13 @@ the hidden evaluation and any other harness.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from metatrainer.families.names import Split, names
@@ -24,7 +26,7 @@ class Item:
     """One question about one world."""
 
     id: str
-    """Unique within a run: family, split, seed and position."""
+    """Unique within a run: family, split, a hash of the seed, position."""
     prompt: str
     """The user message that the student sees."""
     world: World
@@ -103,25 +105,24 @@ class Family:
         if level not in self.levels:
             raise ValueError(f"{self.name} has levels {self.levels}, not {level}")
         rng = random.Random(f"{self.name} {split} {seed} {level}")
+        # The seed of hidden items is a secret, and an item's id may be shown.
+        label = hashlib.sha256(f"{split} {seed}".encode()).hexdigest()[:8]
         pool = list(names(split))
         seen: dict[str, Item] = {}
         for _ in range(20 * n):
             if len(seen) == n:
                 break
-            drawn = self.sample(rng, level, pool)
-            key = json.dumps([drawn["prompt"], drawn["world"]], sort_keys=True)
-            if key not in seen:
-                seen[key] = Item(
-                    id=f"{self.name}-{split}-{seed}-{len(seen)}",
-                    prompt=drawn["prompt"],
-                    world=drawn["world"],
-                    answer=drawn["answer"],
-                    level=level,
-                    calls=tuple((name, dict(arguments)) for name, arguments in drawn["calls"]),
-                )
+            item = self.item(rng, level, pool, f"{self.name}-{split}-{label}-{len(seen)}")
+            seen.setdefault(json.dumps([item.prompt, item.world], sort_keys=True), item)
         if len(seen) < n:
             raise ValueError(f"{self.name}: only {len(seen)} different {split} items, not {n}")
         return list(seen.values())
+
+    def item(self, rng: random.Random, level: int, names: list[str], id: str) -> Item:
+        """One item about entities with the given names."""
+        drawn = self.sample(rng, level, names)
+        calls = tuple((name, dict(arguments)) for name, arguments in drawn["calls"])
+        return Item(id, drawn["prompt"], drawn["world"], drawn["answer"], level, calls)
 
     def call(self, world: World, name: str, arguments: Mapping[str, Any]) -> str:
         """Run a tool for a student. Every mistake is answered with text, none raises."""
@@ -155,7 +156,7 @@ class Family:
         train = list(names("train"))
         return {
             "environment/__init__.py": _STARTER.format(level=self.levels[0], family=self.name),
-            "environment/worlds.py": inspect.getsource(inspect.getmodule(self.sample)),  # type: ignore[arg-type]
+            "environment/worlds.py": Path(inspect.getfile(self.sample)).read_text(),
             "environment/names.py": "NAMES = (\n"
             + "".join(f'    "{" ".join(train[i : i + 12])} "\n' for i in range(0, len(train), 12))
             + ").split()\n",

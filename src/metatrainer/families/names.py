@@ -10,13 +10,14 @@ from __future__ import annotations
 from typing import Literal
 
 Split = Literal["train", "dev", "hidden"]
+SPLITS: tuple[Split, ...] = ("train", "dev", "hidden")
 
 FIRST = (
     "Bel Cor Dan Eri Fal Gar Hul Isa Jor Kel Lum Mor Nel Osk Pel Quin Ras Sol Tam Uri Vel Wil Yar "
     "Zan"
 ).split()
 SECOND = (
-    "Bar Den Fin Gil Hal Jin Kan Lor Mar Nes Por Rik Ron Sel Tas Tol Van Wen Xan Yel Zor Dux Ness "
+    "Bar Den Fin Gil Hal Jin Kan Lor Mar Nes Por Rik Ron Sel Tas Tol Van Wen Xan Yel Zor Dux Lok "
     "Vik"
 ).split()
 

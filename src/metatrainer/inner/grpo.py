@@ -62,30 +62,40 @@ def train_job(
     questions = [Question(t.prompt, t.data["world"], t.system_prompt or "") for t in tasks]
     adapter = engine.create_adapter(spec.lora_rank, alpha=2 * spec.lora_rank, seed=seed)
     order = _endless(len(tasks), seed)
-    limits = Limits(_MAX_TURNS, spec.max_tokens, spec.temperature)
-    adam = AdamParams(spec.learning_rate, grad_clip_norm=_CLIP)
     curve: list[dict[str, float]] = []
     tokens = 0
-    for step in range(spec.max_steps):
-        started = time.monotonic()
-        if started > deadline:
-            raise JobError("timeout", f"stopped at step {step} of {spec.max_steps}: out of time")
-        groups = [next(order) for _ in range(spec.batch_size // spec.group_size)]
-        chosen = [task for task in groups for _ in range(spec.group_size)]
-        seeds = [(seed * 100_003 + step) * 10_007 + i for i in range(len(chosen))]
-        rollouts = roll_out(engine, adapter, family, [questions[t] for t in chosen], limits, seeds)
-        scored = env.score([(t, r.messages) for t, r in zip(chosen, rollouts)])
-        rewards = [s.reward for s in scored]
-        if all(reward is None for reward in rewards):
-            raise EnvError("reward", f"every reward failed: {scored[0].error}")
-        advantages = group_advantages(rewards, spec.group_size)
-        loss = _update(engine, adapter, rollouts, advantages, spec.seq_len, adam)
-        if not math.isfinite(loss):
-            raise JobError("diverged", f"the loss is {loss} at step {step}")
-        tokens += sum(len(r.tokens) for r in rollouts)
-        curve.append(_row(step, rollouts, rewards, advantages, spec.group_size, started))
-        on_step(curve[-1])
+    try:
+        for step in range(spec.max_steps):
+            if time.monotonic() > deadline:
+                done = f"stopped at step {step} of {spec.max_steps}"
+                raise JobError("timeout", f"{done}: out of time")
+            started = time.monotonic()
+            chosen = _whole_groups(order, spec)
+            seeds = [(seed * 100_003 + step) * 10_007 + i for i in range(len(chosen))]
+            limits = Limits(_MAX_TURNS, spec.max_tokens, spec.temperature)
+            asked = [questions[t] for t in chosen]
+            rollouts = roll_out(engine, adapter, family, asked, limits, seeds)
+            scored = env.score([(t, r.messages) for t, r in zip(chosen, rollouts)])
+            rewards = [s.reward for s in scored]
+            if all(reward is None for reward in rewards):
+                raise EnvError("reward", f"every reward failed: {scored[0].error}")
+            advantages = group_advantages(rewards, spec.group_size)
+            loss = _update(engine, adapter, rollouts, advantages, spec)
+            if not math.isfinite(loss):
+                raise JobError("diverged", f"the loss is {loss} at step {step}")
+            tokens += sum(len(r.tokens) for r in rollouts)
+            curve.append(_row(step, rollouts, rewards, advantages, spec.group_size, started))
+            on_step(curve[-1])
+    except BaseException:
+        engine.delete_adapter(adapter)
+        raise
     return TrainedJob(adapter, curve, spec.max_steps * spec.batch_size, tokens)
+
+
+def _whole_groups(order: Iterator[int], spec: TrainingSpec) -> list[int]:
+    """Task numbers of one step's rollouts, group by group."""
+    groups = [next(order) for _ in range(spec.batch_size // spec.group_size)]
+    return [task for task in groups for _ in range(spec.group_size)]
 
 
 def group_advantages(rewards: list[float | None], group_size: int) -> list[float]:
@@ -116,20 +126,20 @@ def _update(
     adapter: int,
     rollouts: list[Rollout],
     advantages: list[float],
-    seq_len: int,
-    adam: AdamParams,
+    spec: TrainingSpec,
 ) -> float:
     """One step on all rollouts that carry a signal; none, no step. Returns the loss a token."""
     used = [
         (r, a)
         for r, a in zip(rollouts, advantages)
-        if a != 0 and len(r.prompt) + len(r.tokens) <= seq_len
+        if a != 0 and len(r.prompt) + len(r.tokens) <= spec.seq_len
     ]
     count = sum(sum(r.sampled) for r, _ in used)
     if not count:
         return 0.0
     rows = [train_row(rollout, advantage / count) for rollout, advantage in used]
     loss = engine.forward_backward(rows, adapter, "importance_sampling").loss
+    adam = AdamParams(spec.learning_rate, grad_clip_norm=_CLIP)
     norm = engine.optim_step(adapter, adam)["grad_norm"]
     return loss if math.isfinite(norm) else norm
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from metatrainer.chat import ChatFormat, Turn
 from metatrainer.engine import Engine, SamplingParams
+from metatrainer.errors import JobError
 from metatrainer.families import Family
 
 
@@ -63,7 +64,10 @@ def roll_out(
     limits: Limits,
     seeds: list[int],
 ) -> list[Rollout]:
-    """One rollout for each question, all in one batch. `seeds` makes each reproducible alone."""
+    """One rollout for each question, all in one batch. `seeds` makes each reproducible alone.
+
+    Raises JobError("context") for a prompt that leaves the student no room to reply.
+    """
     chat = ChatFormat(engine.tokenizer)
     schemas = [tool.schema for tool in family.tools]
     rollouts = []
@@ -71,6 +75,13 @@ def roll_out(
         system = [{"role": "system", "content": question.system}] if question.system else []
         messages = [{"role": "user", "content": question.prompt}]
         rollouts.append(Rollout(chat.prompt([*system, *messages], schemas), messages=messages))
+    longest = max(len(r.prompt) for r in rollouts)
+    if longest + limits.max_tokens >= engine.config.max_position_embeddings:
+        raise JobError(
+            "context",
+            f"a prompt of {longest} tokens and a reply of up to {limits.max_tokens} do not fit "
+            f"into the student's {engine.config.max_position_embeddings}; shorten the prompt",
+        )
     params = SamplingParams(limits.max_tokens, limits.temperature, stop=chat.stop)
     decoder = engine.decoder(adapter, seeds)
     decoder.feed_shared([r.prompt for r in rollouts])

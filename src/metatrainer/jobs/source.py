@@ -6,11 +6,14 @@ Reads Python as a syntax tree; knows nothing about tasks, settings or sandboxes.
 from __future__ import annotations
 
 import ast
+import threading
 from collections.abc import Iterator
 
 from metatrainer.jobs.findings import Finding
 
 OLD_API = ("load_environment", "Rubric", "SingleTurnEnv", "MultiTurnEnv", "ToolEnv")
+
+_PARSING = threading.Lock()
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -22,7 +25,7 @@ def check_source(files: dict[str, str]) -> list[Finding]:
     for file, text in files.items():
         if file.endswith(".py"):
             try:
-                trees[file] = ast.parse(text)
+                trees[file] = _parse(text)
             except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
                 broken.append(_syntax(file, error))
     if broken:
@@ -35,6 +38,13 @@ def check_source(files: dict[str, str]) -> list[Finding]:
             )
         )
     return found
+
+
+def _parse(text: str) -> ast.Module:
+    # CPython 3.11 counts the depth of the tree it builds in one place for all threads: a garbage
+    # collection inside one parse that lets another thread parse ends in a SystemError.
+    with _PARSING:
+        return ast.parse(text)
 
 
 def _syntax(file: str, error: Exception) -> Finding:

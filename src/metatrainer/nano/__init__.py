@@ -1,1 +1,1 @@
-"""The nano models: a trainer agent and students small enough for a laptop, and how they are made."""
+"""The nano models: an agent and students small enough for a laptop, and how they are made."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import random
 import tempfile
 from collections.abc import Callable
@@ -95,23 +94,17 @@ async def _conversation(
     return heard
 
 
-def make(settings: RunSettings, n: int, seed: int, path: Path, say: Callable[[str], None]) -> None:
-    """Write conversations to a file, one JSON list of messages a line."""
-
+def conversations_now(
+    settings: RunSettings, n: int, seed: int, say: Callable[[str], None]
+) -> list[list[Message]]:
+    """The same, from code that is not asynchronous, with a line now and then."""
     done = itertools.count(1)
 
     def on_done() -> None:
         if (number := next(done)) % 100 == 0:
             say(f"conversations: {number} of {n}")
 
-    lines = asyncio.run(conversations(settings, n, seed, on_done))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def texts(conversation: list[Message]) -> list[str]:
-    """What the agent says in a conversation, message by message, as it is tokenised."""
-    return [_said(m) for m in conversation if m["role"] == "assistant"]
+    return asyncio.run(conversations(settings, n, seed, on_done))
 
 
 def agent_trace(conversation: list[Message], chat_format: ChatFormat) -> Trace:
@@ -121,15 +114,18 @@ def agent_trace(conversation: list[Message], chat_format: ChatFormat) -> Trace:
     learn = [False] * len(tokens)
     rest = conversation[1:]
     while rest:
-        answers = next((i for i, m in enumerate(rest[1:]) if m["role"] == "assistant"), len(rest) - 1)
-        said = chat_format.encode(_said(rest[0]) + chat.IM_END)
+        answers = next(
+            (i for i, m in enumerate(rest[1:]) if m["role"] == "assistant"), len(rest) - 1
+        )
+        spoken = chat_format.encode(said(rest[0]) + chat.IM_END)
         heard = chat_format.continuation(rest[1 : answers + 1]) if len(rest) > answers + 1 else []
-        tokens += said + heard
-        learn += [True] * len(said) + [False] * len(heard)
+        tokens += spoken + heard
+        learn += [True] * len(spoken) + [False] * len(heard)
         rest = rest[answers + 1 :]
     return Trace(tokens, learn)
 
 
-def _said(message: Message) -> str:
+def said(message: Message) -> str:
+    """A message's text as it is tokenised, its tool calls included."""
     calls = [chat.call_text(c["name"], c["arguments"]) for c in message.get("tool_calls") or []]
     return "\n".join([*([message["content"]] if message["content"] else []), *calls])

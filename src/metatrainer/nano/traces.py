@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from metatrainer import chat, families
 from metatrainer.chat import ChatFormat
 from metatrainer.families import Family, Item
-from metatrainer.families.names import names
+from metatrainer.families.names import SPLITS, names
 from metatrainer.families.worlds import persona, triage
 
 
@@ -25,6 +25,10 @@ class Trace:
     tokens: list[int]
     learn: list[bool]
 
+
+NAMES = [name for split in SPLITS for name in names(split)]
+"""All names: a base model knows every word, as any model that was pretrained on text does. The
+questions of the hidden evaluation are about other worlds."""
 
 Script = Generator[str, str, None]
 """A student: yields its messages, is sent the tools' results; the last message calls nothing."""
@@ -65,7 +69,7 @@ def _inventory(item: Item, rng: random.Random, habit: str) -> Script:
         if patience == 0:
             break
         if habit == "wrong relation" and rng.random() < 0.5:
-            at = rng.choice(names("train"))
+            at = rng.choice(NAMES)
     yield at
 
 
@@ -106,7 +110,7 @@ def student_messages(
 ) -> Iterator[tuple[str, str | None]]:
     """(assistant text, tool result) turn by turn; the last has no result. habit None is right."""
     if habit == "no tools":
-        yield (_label(rng) if family.name == "triage" else rng.choice(names("train"))), None
+        yield (_label(rng) if family.name == "triage" else rng.choice(NAMES)), None
         return
     acting = _STUDENTS[family.name](item, rng, habit or "right")
     text = next(acting)
@@ -139,14 +143,15 @@ def student_trace(
 def student_traces(
     skill: dict[str, float], n: int, seed: int, chat_format: ChatFormat
 ) -> list[Trace]:
-    """`n` conversations over all families and levels; `skill` is each family's share of right ones."""
+    """`n` conversations over all families and levels. skill: share of right ones, by family."""
     rng = random.Random(seed)
     traces: list[Trace] = []
     for name, right in skill.items():
         family = families.get(name)
         share = n // len(skill) // len(family.levels)
         for level in family.levels:
-            for item in family.items("train", rng.randrange(2**31), share, level):
+            for i in range(share):
+                item = family.item(rng, level, NAMES, f"pretraining-{i}")
                 habit = None if rng.random() < right else rng.choice(HABITS[name])
                 traces.append(student_trace(family, item, rng, habit, chat_format))
     rng.shuffle(traces)

@@ -1,5 +1,6 @@
 """Inventory: items that may be out of stock and name a substitute, which may be out as well."""
 
+import itertools
 import random
 
 ITEMS = 8
@@ -17,7 +18,7 @@ def sample(rng: random.Random, level: int, names: list[str]) -> dict:
         }
         for item in items
     }
-    for item, substitute in zip(chain, chain[1:]):
+    for item, substitute in itertools.pairwise(chain):
         world[item] = {"stock": 0, "substitute": substitute}
     return {
         "prompt": f"Which item ships for an order of {chain[0]}?",

@@ -1,0 +1,247 @@
+"""The recipe of the nano models: conversations, tokenizer, two students and a trainer agent.
+
+`build` makes them from nothing, seeded; `check` measures them. On one H200 pretraining takes about
+five minutes; the conversations take a few minutes of two CPU cores and need the sandbox.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from metatrainer import chat, families
+from metatrainer.agent import tools
+from metatrainer.agent.policies import Message
+from metatrainer.chat import ChatFormat
+from metatrainer.config import EvalSettings, RunSettings
+from metatrainer.engine import Engine
+from metatrainer.engine.model import ModelConfig, save_model
+from metatrainer.errors import ConfigError
+from metatrainer.families import Family
+from metatrainer.inner.rollout import Limits, Question, roll_out
+from metatrainer.nano import corpus
+from metatrainer.nano.pretrain import PretrainSettings, pretrain
+from metatrainer.nano.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from metatrainer.nano.traces import HABITS, Trace, student_messages, student_traces
+from metatrainer.students.catalogue import sha256
+from metatrainer.students.evaluate import evaluate
+
+Say = Callable[[str], None]
+
+VOCABULARY = 1024
+CONVERSATIONS = 3000
+"""Conversations that the agent is pretrained on; corpus.jsonl.gz beside the models keeps them."""
+STUDENT_TRACES = 120_000
+CORPUS = "corpus.jsonl.gz"
+CHECK_ITEMS = 256
+
+
+@dataclass(frozen=True)
+class StudentRecipe:
+    """One student: its size, and the share of right traces of each family it is pretrained on."""
+
+    name: str
+    hidden_size: int
+    layers: int
+    heads: int
+    skill: dict[str, float]
+    pretraining: PretrainSettings
+    context: int = 512
+
+
+STUDENTS = (
+    StudentRecipe(
+        "nano-wren",
+        hidden_size=64,
+        layers=2,
+        heads=4,
+        skill={"persona": 0.35, "inventory": 0.05, "triage": 0.25},
+        pretraining=PretrainSettings(steps=4000, batch=256, learning_rate=4e-3, seed=1),
+    ),
+    StudentRecipe(
+        "nano-finch",
+        hidden_size=96,
+        layers=2,
+        heads=4,
+        skill={"persona": 0.05, "inventory": 0.35, "triage": 0.05},
+        pretraining=PretrainSettings(steps=4000, batch=256, learning_rate=3e-3, seed=2),
+    ),
+)
+AGENT = "nano-agent"
+AGENT_SIZE = {"hidden_size": 192, "layers": 6, "heads": 6, "context": 2048}
+AGENT_PRETRAINING = PretrainSettings(steps=3000, batch=32, learning_rate=1.5e-3, seed=3)
+
+
+def build(out: Path, device: str, seed: int, say: Say, parts: tuple[str, ...] = ()) -> None:
+    """Make everything that is not there yet below `out`, and the manifest.
+
+    parts: names of models to make again although they are there.
+    """
+    conversations = _conversations(out, seed, say)
+    if not (out / "tokenizer" / "tokenizer.json").exists():
+        say("tokenizer")
+        tokenizer = train_tokenizer(_texts(conversations, seed), VOCABULARY)
+        save_tokenizer(tokenizer, out / "tokenizer", AGENT_SIZE["context"])
+    for recipe in STUDENTS:
+        if recipe.name in parts or not (out / recipe.name / "model.safetensors").exists():
+            chat_format = ChatFormat(load_tokenizer(out / "tokenizer"))
+            traces = student_traces(recipe.skill, STUDENT_TRACES, seed, chat_format)
+            size = (recipe.hidden_size, recipe.layers, recipe.heads, recipe.context)
+            _make(out, recipe.name, size, traces, recipe.pretraining, device, say)
+    if AGENT in parts or not (out / AGENT / "model.safetensors").exists():
+        chat_format = ChatFormat(load_tokenizer(out / "tokenizer"))
+        context = AGENT_SIZE["context"]
+        traces = [corpus.agent_trace(c, chat_format) for c in conversations]
+        traces = [t for t in traces if len(t.tokens) <= context]
+        agent_size = (AGENT_SIZE["hidden_size"], AGENT_SIZE["layers"], AGENT_SIZE["heads"], context)
+        _make(out, AGENT, agent_size, traces, AGENT_PRETRAINING, device, say)
+    _write_manifest(out)
+
+
+def _make(
+    out: Path,
+    name: str,
+    size: tuple[int, int, int, int],
+    traces: list[Trace],
+    settings: PretrainSettings,
+    device: str,
+    say: Say,
+) -> None:
+    """Pretrain one model and write its folder. size: hidden size, layers, heads, context."""
+    tokenizer = load_tokenizer(out / "tokenizer")
+    config = model_config(*size, vocabulary=len(tokenizer))
+    lengths = sorted(len(t.tokens) for t in traces)
+    say(f"{name}: {len(traces)} sequences, median {lengths[len(lengths) // 2]} tokens")
+
+    def on_step(step: int, loss: float, seconds: float) -> None:
+        left = seconds / max(1, step) * (settings.steps - step)
+        say(f"{name}: step {step} of {settings.steps}, loss {loss:.3f}, {left:.0f} s left")
+
+    weights = pretrain(config, traces, settings, device, on_step)
+    save_model(out / name, config, weights)
+    save_tokenizer(tokenizer.backend_tokenizer, out / name, config.max_position_embeddings)
+
+
+def model_config(
+    hidden_size: int, layers: int, heads: int, context: int, vocabulary: int
+) -> ModelConfig:
+    """A nano model's config; the vocabulary is rounded up to a multiple of 64."""
+    return ModelConfig(
+        vocab_size=-(-vocabulary // 64) * 64,
+        hidden_size=hidden_size,
+        intermediate_size=round(hidden_size * 8 / 3 / 32) * 32,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=hidden_size // heads,
+        max_position_embeddings=context,
+    )
+
+
+def _conversations(out: Path, seed: int, say: Say) -> list[list[Message]]:
+    path = out / CORPUS
+    if not path.exists():
+        settings = RunSettings(students=tuple(recipe.name for recipe in STUDENTS))
+        found = corpus.conversations_now(settings, CONVERSATIONS, seed, say)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with gzip.GzipFile(path, "wb", mtime=0) as file:
+            file.write("".join(json.dumps(line) + "\n" for line in found).encode())
+    with gzip.open(path, "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+def _texts(conversations: list[list[Message]], seed: int) -> Iterator[str]:
+    """What the tokenizer learns its merges from."""
+    rng = random.Random(seed)
+    yield chat.system_text("", tools.schemas())
+    for conversation in conversations[::10]:
+        for message in conversation:
+            yield chat.message_text(message["role"], corpus.said(message))
+    for name in families.NAMES:
+        family = families.get(name)
+        yield chat.system_text("", [tool.schema for tool in family.tools])
+        for level in family.levels:
+            for item in family.items("train", seed, 300, level):
+                yield item.prompt
+                habit = rng.choice([None, *HABITS[name]])
+                for said, heard in student_messages(family, item, rng, habit):
+                    yield said
+                    yield heard or ""
+
+
+def _write_manifest(out: Path) -> None:
+    entries = []
+    for name, role in [(r.name, "student") for r in STUDENTS] + [(AGENT, "agent")]:
+        engine = Engine(out / name)
+        base = engine.base
+        tensors = (
+            *(base.embed, base.norm, base.attn_norm, base.qkv, base.o),
+            *(base.mlp_norm, base.gate_up, base.down),
+        )
+        entries.append(
+            {
+                "name": name,
+                "role": role,
+                "parameters": sum(t.numel() for t in tensors),
+                "sha256": sha256(out / name),
+            }
+        )
+    (out / "manifest.json").write_text(json.dumps(entries, indent=2) + "\n")
+
+
+def check(models: Path, say: Say) -> list[dict[str, object]]:
+    """Measure every student on every family and level, untrained; prints and returns the rows.
+
+    score: share of right replies at temperature 1. called: share of first messages that call a
+    tool. argument: share of those calls whose name argument is the one in the question, which is
+    what little models find hardest.
+    """
+    rows: list[dict[str, object]] = []
+    for recipe in STUDENTS:
+        if not (models / recipe.name).exists():
+            raise ConfigError(f"no {recipe.name} in {models}; make it with: metatrainer nano build")
+        engine = Engine(models / recipe.name)
+        for name in families.NAMES:
+            family = families.get(name)
+            called, argument = right_arguments(engine, family)
+            for level in family.levels:
+                items = family.items("hidden", 0, CHECK_ITEMS, level)
+                score = evaluate(engine, None, family, items, EvalSettings(), 0)
+                rows.append(
+                    {
+                        "student": recipe.name,
+                        "family": name,
+                        "level": level,
+                        "n": CHECK_ITEMS,
+                        "score": score.mean,
+                        "low": score.low,
+                        "high": score.high,
+                        "called": called,
+                        "argument": argument,
+                    }
+                )
+                say(
+                    f"{recipe.name:11} {name:10} level {level}: {score.mean:.2f} "
+                    f"[{score.low:.2f}, {score.high:.2f}]  called {called:.2f}  "
+                    f"right argument {argument:.2f}"
+                )
+    return rows
+
+
+def right_arguments(engine: Engine, family: Family) -> tuple[float, float]:
+    """(share of first messages that call a tool, share of those with the question's name)."""
+    items = family.items("hidden", 1, CHECK_ITEMS)
+    questions = [Question(item.prompt, item.world) for item in items]
+    rollouts = roll_out(engine, None, family, questions, Limits(1, 64), list(range(CHECK_ITEMS)))
+    called = right = 0
+    for item, rollout in zip(items, rollouts):
+        calls = rollout.messages[1].get("tool_calls")
+        if calls:
+            called += 1
+            wanted = next(iter(item.calls[0][1].values()))
+            right += wanted in calls[0]["arguments"].values()
+    return called / CHECK_ITEMS, right / max(1, called)
