@@ -99,6 +99,19 @@ def test_training_moves_the_agent(straight):
     assert turns["heldout_before-000-00-00"] != turns["heldout_after-000-00-00"]
 
 
+def test_the_agent_learns(model, tmp_path):
+    settings = standin.settings_for(
+        model, steps=16, group_size=12, learning_rate=0.05, heldout_episodes=8
+    )
+    standin.run(tmp_path, settings)
+    totals = content(tmp_path)["totals"]
+    before, after = (
+        sum(total for id, total in totals.items() if id.startswith(phase)) / 8
+        for phase in ("heldout_before", "heldout_after")
+    )
+    assert after > before + 0.15  # over five seeds the gain was 0.34 to 0.63
+
+
 def test_the_cookbooks_log_is_a_file_and_the_processs_logging_is_left_alone(straight, capfd):
     assert "Saved checkpoints" in (straight[0] / "logs/train.log").read_text()
     assert logging.getLogger("tinker_cookbook").handlers == []
