@@ -298,11 +298,11 @@ def _train(run: RunDir, *, resume: bool) -> None:
 def _print_message(console: Console, message: dict[str, Any]) -> None:
     console.print(f"\n[bold]{message.get('name') or message['role']}[/bold]")
     if message["content"]:
-        console.print(message["content"], markup=False, highlight=False)
+        console.print(message["content"], markup=False, highlight=False, soft_wrap=True)
     for call in message.get("tool_calls") or ():
         console.print(f"-> {call['name']}", style="cyan", markup=False)
         for key, value in call["arguments"].items():
-            console.print(f"   {key}: {value}", markup=False, highlight=False)
+            console.print(f"   {key}: {value}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _invocation() -> str:

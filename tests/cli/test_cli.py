@@ -132,6 +132,18 @@ def test_families_are_listed_and_shown_with_a_sample(cli: Cli) -> None:
     assert "lookup(" in shown and "answer:" in shown and "->" in shown
 
 
+def test_an_episode_is_played_and_printed(cli: Cli, tmp_path: Path) -> None:
+    few = ["--set", "evaluation.items=8", "--set", "pool.slots=1"]
+    done = cli("episode", "persona", "--agent", "reference", *few)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout
+    assert (
+        said.index("get_baseline_scores") < said.index("-> submit_job") < said.rindex("\nreward ")
+    )
+    assert "\njob\n" in said and "validation 1.000" in said and "outcome ok" in said
+    assert not list(tmp_path.iterdir()), "an episode leaves nothing behind"
+
+
 def test_without_a_sandbox_nothing_begins(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     for arguments in (("train", NANO), ("episode",)):
