@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from metatrainer.engine.batching import common_prefix, families_of, micro_batches
 from metatrainer.engine.decode import Decoder, Sample, SamplingParams
 from metatrainer.engine.lora import AdamParams, Adapter
 from metatrainer.engine.losses import INPUTS, LOSSES
@@ -25,9 +26,13 @@ from metatrainer.engine.model import (
     forward,
     load_weights,
 )
+from metatrainer.engine.prefix import PrefixStore
 from metatrainer.errors import ConfigError
 
 _MICRO_BATCH_TOKENS = 16384
+_PREFIX_BYTES = 1 << 30
+_SHARED_TOKENS = 64
+"""Prompts that begin with as many equal tokens are worth computing that beginning once."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,7 @@ class Engine:
         self._next_adapter = 0
         self._next_seed = 0
         self._effective: dict[int, tuple[int, Weights]] = {}
+        self._prefixes = PrefixStore(_PREFIX_BYTES)
         self._tokenizer: Any = None
 
     @property
@@ -103,6 +109,7 @@ class Engine:
         """Forget an adapter."""
         self._adapters.pop(adapter, None)
         self._effective.pop(adapter, None)
+        self._prefixes.forget(adapter)
 
     def snapshot(self, adapter: int) -> int:
         """A frozen copy of an adapter, to sample from while the original trains on."""
@@ -141,11 +148,9 @@ class Engine:
         if adapter is None:
             return self.base
         current = self._get(adapter)
-        known = self._effective.get(adapter)
-        if known is None or known[0] != current.version:
-            known = (current.version, current.weights(self.base))
-            self._effective[adapter] = known
-        return known[1]
+        if self._effective_is_stale(adapter):
+            self._effective[adapter] = (current.version, current.weights(self.base))
+        return self._effective[adapter][1]
 
     # Sampling
 
@@ -168,11 +173,45 @@ class Engine:
                 )
             batches.setdefault((request.adapter, request.params), []).append(i)
         for (adapter, params), members in batches.items():
-            seeds = [self._seed(requests[i].seed) for i in members]
-            decoder = self.decoder(adapter, seeds)
-            decoder.feed_shared([requests[i].prompt for i in members])
-            samples.update(zip(members, decoder.sample(params)))
+            decoder = self._prefilled(adapter, [requests[i] for i in members])
+            for row, (i, sample) in enumerate(zip(members, decoder.sample(params))):
+                samples[i] = sample
+                known = requests[i].prompt + sample.tokens
+                self._prefixes.add(adapter, known, decoder.cache, row)
         return [samples[i] for i in range(len(requests))]
+
+    def _prefilled(self, adapter: int | None, requests: list[SampleRequest]) -> Decoder:
+        """A decoder that has read the prompts, using what is known of their beginnings."""
+        if adapter is not None and self._effective_is_stale(adapter):
+            self._prefixes.forget(adapter)
+        prompts = [request.prompt for request in requests]
+        self._learn_shared(adapter, prompts)
+        decoder = self.decoder(adapter, [self._seed(request.seed) for request in requests])
+        known = [self._prefixes.longest(adapter, prompt) for prompt in prompts]
+        for row, entry in enumerate(known):
+            if entry is not None:
+                decoder.cache.fill(row, entry.keys, entry.values)
+        decoder.feed([p[entry.length if entry else 0 :] for p, entry in zip(prompts, known)])
+        return decoder
+
+    def _learn_shared(self, adapter: int | None, prompts: list[list[int]]) -> None:
+        """Compute once what several new prompts begin with."""
+        new = [p for p in prompts if self._prefixes.longest(adapter, p) is None]
+        leads = []
+        for members in families_of(new):
+            rows = [new[i] for i in members]
+            length = common_prefix(rows, min(len(row) for row in rows) - 1)
+            if len(rows) > 1 and length >= _SHARED_TOKENS:
+                leads.append(rows[0][:length])
+        if leads:
+            decoder = self.decoder(adapter, [0] * len(leads))
+            decoder.feed(leads)
+            for row, lead in enumerate(leads):
+                self._prefixes.add(adapter, lead, decoder.cache, row)
+
+    def _effective_is_stale(self, adapter: int) -> bool:
+        known = self._effective.get(adapter)
+        return known is None or known[0] != self._get(adapter).version
 
     def _seed(self, seed: int | None) -> int:
         if seed is None:
@@ -205,7 +244,7 @@ class Engine:
         if loss_fn not in LOSSES:
             raise ConfigError(f"unknown loss {loss_fn!r}; this engine has {', '.join(LOSSES)}")
         total, logprobs = 0.0, [[0.0] * len(row.tokens) for row in rows]
-        for members in _micro_batches(rows):
+        for members in micro_batches([row.tokens for row in rows], _MICRO_BATCH_TOKENS):
             with torch.set_grad_enabled(backward):
                 batch = [rows[i] for i in members]
                 loss, picked, places = self._batch_loss(batch, adapter, loss_fn)
@@ -230,7 +269,9 @@ class Engine:
         if not places:
             return torch.zeros(()), torch.zeros(0), []
         weights = self._get(adapter).weights(self.base)
-        shared = _shared_prefix(rows, min(t for _, t in places))
+        # No position that takes part may lie before the end of the shared beginning.
+        limit = min(min(t for _, t in places), min(len(row.tokens) for row in rows) - 1)
+        shared = common_prefix([row.tokens for row in rows], limit)
         hidden = self._hidden(rows, weights, shared)
         index = torch.tensor(places, device=self.device)
         selected = hidden[index[:, 0], index[:, 1] - shared]
@@ -258,30 +299,3 @@ class Engine:
     def optim_step(self, adapter: int, params: AdamParams) -> dict[str, float]:
         """One Adam step on the gradients added since the last one."""
         return {"grad_norm": self._get(adapter).adam_step(params)}
-
-
-def _micro_batches(rows: list[TrainRow]) -> list[list[int]]:
-    """Row numbers by length, cut so that a padded batch stays within the token budget."""
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i].tokens))
-    batches: list[list[int]] = []
-    for i in order:
-        size = len(rows[i].tokens)
-        if batches and (len(batches[-1]) + 1) * size <= _MICRO_BATCH_TOKENS:
-            batches[-1].append(i)
-        else:
-            batches.append([i])
-    return batches
-
-
-def _shared_prefix(rows: list[TrainRow], first_target: int) -> int:
-    """Tokens that all rows begin with, none of them before a position that takes part."""
-    limit = min(first_target, min(len(row.tokens) for row in rows) - 1)
-    length = limit
-    for row in rows[1:]:
-        low, high = 0, length
-        while low < high:  # the longest common prefix by bisection: list slices compare fast
-            middle = (low + high + 1) // 2
-            same = row.tokens[:middle] == rows[0].tokens[:middle]
-            low, high = (middle, high) if same else (low, middle - 1)
-        length = low
-    return length

@@ -155,6 +155,15 @@ class KVCache:
             self.keys = F.pad(self.keys, (0, 0, 0, grow))
             self.values = F.pad(self.values, (0, 0, 0, grow))
 
+    def fill(self, row: int, keys: Tensor, values: Tensor) -> None:
+        """Give an empty row its first tokens: keys and values [L, G, n, D]."""
+        n = keys.shape[2]
+        self.reserve(max(0, n - self.longest))
+        self.keys[:, row, :, :n] = keys
+        self.values[:, row, :, :n] = values
+        self.length[row] = n
+        self.longest = max(self.longest, n)
+
     def select(self, rows: Tensor) -> KVCache:
         """A cache of some of the rows (a copy)."""
         part = object.__new__(KVCache)

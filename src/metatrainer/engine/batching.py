@@ -1,0 +1,52 @@
+"""How sequences are put into batches, so that shared beginnings are computed once.
+
+Pure functions of token lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Tokens = Sequence[int]
+
+
+def common_prefix(rows: Sequence[Tokens], limit: int) -> int:
+    """Number of tokens, at most `limit`, that all rows begin with."""
+    length = limit
+    for row in rows[1:]:
+        low, high = 0, length
+        while low < high:  # by bisection: slices of lists compare fast
+            middle = (low + high + 1) // 2
+            same = row[:middle] == rows[0][:middle]
+            low, high = (middle, high) if same else (low, middle - 1)
+        length = low
+    return length
+
+
+def families_of(rows: Sequence[Tokens]) -> list[list[int]]:
+    """Row numbers in clusters: rows of one cluster share at least half of each row.
+
+    Rows that share that much with no other come together in a last cluster.
+    """
+    order = sorted(range(len(rows)), key=lambda i: rows[i])
+    clusters: list[list[int]] = []
+    for i in order:
+        half = (len(rows[i]) + 1) // 2
+        if clusters and rows[clusters[-1][0]][:half] == rows[i][:half]:
+            clusters[-1].append(i)
+        else:
+            clusters.append([i])
+    alone = [cluster[0] for cluster in clusters if len(cluster) == 1]
+    return [c for c in clusters if len(c) > 1] + ([alone] if alone else [])
+
+
+def micro_batches(rows: Sequence[Tokens], budget: int) -> list[list[int]]:
+    """Row numbers in batches of similar length, each within `budget` padded tokens if it can be."""
+    batches: list[list[int]] = []
+    for cluster in families_of(rows):
+        batches.append([])
+        for i in sorted(cluster, key=lambda i: len(rows[i])):
+            if batches[-1] and (len(batches[-1]) + 1) * len(rows[i]) > budget:
+                batches.append([])
+            batches[-1].append(i)
+    return batches
