@@ -45,12 +45,18 @@ class Writes(TokenCompleter):
         return TokensWithLogprobs(tokens, [-1.0] * len(tokens))
 
 
+@pytest.fixture(scope="module")
+def validator():
+    validator = Validator(sandboxes=1)
+    yield validator
+    asyncio.run(validator.close())
+
+
 @pytest.mark.parametrize("script", ["reference", "broken"])
-def test_an_agent_of_tokens_earns_what_the_same_agent_of_messages_does(tmp_path, script):
+def test_an_agent_of_tokens_earns_what_the_same_agent_of_messages_does(tmp_path, validator, script):
     tokenizer = tiny.make_tokenizer()
     planned = training_step(lab.SETTINGS, 0)[0][0]
     task = draw_task(lab.SETTINGS, planned.family, planned.task_seed, lab.HIDDEN_SEED)
-    validator = Validator(sandboxes=1)
 
     def agent() -> policies.Script:
         return policies.SCRIPTS[script](task, random.Random(1))
@@ -80,4 +86,3 @@ def test_an_agent_of_tokens_earns_what_the_same_agent_of_messages_does(tmp_path,
     assert (expected.outcome == "ok") == (script == "reference")
     by_messages_wrote = by_messages.ledger.messages(str(lab.ID))
     assert written == [row.content for row in by_messages_wrote]
-    asyncio.run(validator.close())

@@ -22,6 +22,10 @@ from metatrainer.reward import Terms
 class Heard(Silent):
     def __init__(self):
         self.events: list[tuple] = []
+        self.episodes: list[str] = []
+
+    def episode_finished(self, id, terms):
+        self.episodes.append(id)
 
     def run_started(self, steps, episodes):
         self.events.append(("run", steps, episodes))
@@ -84,6 +88,15 @@ def test_every_episode_is_played_and_every_step_entered(straight):
     assert len(paid(straight[0])) == 22 * standin.TURNS
 
 
+def test_the_untrained_students_are_measured_once_for_every_family(straight, model):
+    with Ledger(straight[0] / "ledger.db", readonly=True) as ledger:
+        rows = [(row.family, row.student, row.mean) for row in ledger.evals("baseline")]
+    assert rows == [("one", "s", 0.5), ("two", "s", 0.5), ("three", "s", 0.5)]
+    standin.Baselines.asked.clear()
+    standin.run(straight[0], standin.settings_for(model), resume=True)
+    assert standin.Baselines.asked == []
+
+
 def test_every_step_leaves_a_checkpoint(straight):
     assert [c["batch"] for c in checkpoints(straight[0])] == [1, 2, 3, 3]
 
@@ -137,7 +150,18 @@ def test_a_run_that_is_killed_twice_ends_like_one_that_is_not(straight, model, t
     assert [c["batch"] for c in checkpoints(tmp_path)] == [1]
     assert [s[0] for s in content(tmp_path)["steps"]] == [0, 1]
 
-    standin.run(tmp_path, settings, resume=True)
+    heard = Heard()
+    standin.run(tmp_path, settings, resume=True, progress=heard)
+    # Step 1 is played again from the record: all of that is old news.
+    assert heard.events == [
+        ("run", 1, 6 + 2),
+        ("baselines", 0),
+        ("held-out before", 0),
+        ("training", 6),
+        ("step", 2),
+        ("held-out after", 2),
+    ]
+    assert len(heard.episodes) == 6 + 2
     found, expected = content(tmp_path), content(straight[0])
     assert all(found["turns"][id][: len(turns)] == turns for id, turns in first.items())
     assert max(Counter(paid(tmp_path)).values()) == 1

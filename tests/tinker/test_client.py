@@ -119,6 +119,28 @@ def test_a_bad_request_fails_alone(service):
         bad.result()
 
 
+def test_a_sample_that_nobody_waits_for_any_more_is_not_drawn(model_folder, tmp_path, caplog):
+    service, opened = watched_service(model_folder, tmp_path)
+    sampler = service.create_sampling_client(base_model="tiny")
+    free = threading.Event()
+    sampler._model.worker.call(lambda engine: free.wait(30))
+
+    async def give_up_on_one():
+        first, second = (
+            asyncio.ensure_future(sampler.sample_async(PROMPT, 1, PARAMS)) for _ in range(2)
+        )
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        free.set()
+        return await second
+
+    asyncio.run(give_up_on_one())
+    service.close()
+    assert opened[0].batches == [1]
+    assert caplog.records == []
+
+
 def test_max_tokens_past_the_context_end_there(service):
     sampler = service.create_sampling_client(base_model="tiny")
     prompt = types.ModelInput.from_ints([1] * 510)

@@ -56,6 +56,8 @@ class Stage:
     """Tokens that the model takes; None where the service does not say."""
     make: EpisodeMaker
     progress: Progress
+    over: frozenset[str] = frozenset()
+    """Ids of the episodes that were over before; when they are replayed it is no news."""
 
 
 class EpisodeEnv(types.Env):
@@ -98,7 +100,8 @@ class EpisodeEnv(types.Env):
 
     async def _end(self, overflow: bool) -> types.StepResult:
         self.terms = await self._episode.outcome()
-        self._stage.progress.episode_finished(str(self._planned.id), self.terms)
+        if (id := str(self._planned.id)) not in self._stage.over:
+            self._stage.progress.episode_finished(id, self.terms)
         metrics = {
             "validation": self.terms.validation,
             "quality": self.terms.quality,
@@ -197,5 +200,5 @@ class _Count:
             **asdict(terms),
             "outcomes": {word: outcomes.count(word) for word in sorted(set(outcomes))},
         }
-        self._ledger.finish_step(self._step, mean, json.dumps(metrics), seconds)
-        self._progress.step_finished(self._step, mean, terms, seconds)
+        if self._ledger.finish_step(self._step, mean, json.dumps(metrics), seconds):
+            self._progress.step_finished(self._step, mean, terms, seconds)

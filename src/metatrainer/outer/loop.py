@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from metatrainer.progress import Progress, Silent
 
 if TYPE_CHECKING:
     from metatrainer.outer.env import EpisodeMaker, Stage
+    from metatrainer.outer.replay import Recorder
 
 KEY = "TINKER_API_KEY"
 
@@ -46,17 +48,21 @@ async def train(
     resume: go on with what is in run_dir; False refuses to if there is anything.
     Raises ConfigError for settings that cannot work here.
     """
+    from metatrainer.outer.replay import RecordingService
+
     progress = progress or Silent()
     logs = run_dir / "logs"
     if not resume and (logs / _CHECKPOINTS).exists():
         raise ConfigError(f"{run_dir} holds a run; resume it, or give another folder")
     logs.mkdir(parents=True, exist_ok=True)
     _mend(logs / _CHECKPOINTS)
-    todo = [p for p in plan.whole_run(settings) if not ledger.finished_episode(str(p.id))]
-    progress.run_started(settings.outer.steps - len(ledger.steps()), len(todo))
+    over = frozenset(row.id for row in ledger.episodes() if row.done)
+    left = [planned for planned in plan.whole_run(settings) if str(planned.id) not in over]
+    progress.run_started(settings.outer.steps - len(ledger.steps()), len(left))
     with _opened(settings, run_dir) as service:
-        run = await _prepare(settings, logs, ledger, service, make_episode, progress)
-        await _baselines(settings, pool, progress)
+        stage, recorder = await _prepare(settings, service, ledger, make_episode, progress, over)
+        run = _Run(settings, logs, ledger, RecordingService(service, recorder), stage)
+        await _baselines(settings, ledger, pool, progress)
         await run.heldout("heldout_before")
         await run.training()
         await run.heldout("heldout_after")
@@ -79,11 +85,7 @@ class _Run:
 
         from metatrainer.outer.env import EpisodeEnv
 
-        left = [
-            planned
-            for planned in plan.heldout(self.settings, phase)
-            if not self.ledger.finished_episode(str(planned.id))
-        ]
+        left = self._left(plan.heldout(self.settings, phase))
         self.stage.progress.phase(_TITLES[phase], len(left))
         if not left:
             return
@@ -101,11 +103,9 @@ class _Run:
         from metatrainer.tinker.seam import log_to, serve
 
         outer, agent = self.settings.outer, self.settings.agent
+        self.stage.progress.phase("training", len(self._left(plan.training(self.settings))))
         last = _last(self.logs, "state_path")
-        begun = last["batch"] if last else 0
-        episodes = (outer.steps - begun) * outer.groups * outer.group_size
-        self.stage.progress.phase("training", episodes)
-        if begun >= outer.steps:
+        if last and last["batch"] >= outer.steps:
             return
         config = cookbook.Config(
             learning_rate=outer.learning_rate,
@@ -131,9 +131,13 @@ class _Run:
 
     async def _sampler(self, trained: bool) -> Any:
         last = _last(self.logs, "sampler_path") if trained else None
-        where = {"model_path": last["sampler_path"]} if last else {}
-        where = where or {"base_model": self.settings.agent.model}
-        return await self.service.create_sampling_client_async(**where)
+        if last:
+            return await self.service.create_sampling_client_async(model_path=last["sampler_path"])
+        model = self.settings.agent.model
+        return await self.service.create_sampling_client_async(base_model=model)
+
+    def _left(self, planned: list[plan.Planned]) -> list[plan.Planned]:
+        return [p for p in planned if str(p.id) not in self.stage.over]
 
 
 _CHECKPOINTS = "checkpoints.jsonl"
@@ -142,18 +146,18 @@ _TITLES = {"heldout_before": "held-out before", "heldout_after": "held-out after
 
 async def _prepare(
     settings: RunSettings,
-    logs: Path,
-    ledger: Ledger,
     service: Any,
+    ledger: Ledger,
     make_episode: EpisodeMaker,
     progress: Progress,
-) -> _Run:
-    """Ask the service for the model's tokenizer and context, and set up the recording."""
+    over: frozenset[str],
+) -> tuple[Stage, Recorder]:
+    """Ask the service for the model's tokenizer and context, and set up stage and record."""
     from tinker_cookbook import tokenizer_utils
 
     from metatrainer.outer import renderer
     from metatrainer.outer.env import Stage
-    from metatrainer.outer.replay import Recorder, RecordingService
+    from metatrainer.outer.replay import Recorder
 
     agent = settings.agent
     sampler = await service.create_sampling_client_async(base_model=agent.model)
@@ -166,16 +170,26 @@ async def _prepare(
         context=await _context(service, agent.model),
         make=make_episode,
         progress=progress,
+        over=over,
     )
-    recorder = Recorder(ledger, settings.seed, tokenizer.decode)
-    return _Run(settings, logs, ledger, RecordingService(service, recorder), stage)
+    return stage, Recorder(ledger, settings.seed, tokenizer.decode)
 
 
-async def _baselines(settings: RunSettings, pool: Pool, progress: Progress) -> None:
-    """Have the pool measure the untrained students, before the first episode needs it."""
+async def _baselines(settings: RunSettings, ledger: Ledger, pool: Pool, progress: Progress) -> None:
+    """Measure the untrained students, once in a run, before the first episode needs it."""
     progress.phase("baselines")
+    known = {row.family for row in ledger.evals("baseline")}
     for family in (*settings.families, *settings.heldout):
-        await pool.baselines(family)
+        if family in known:
+            continue
+        began = time.monotonic()
+        scores = await pool.baselines(family)
+        seconds = (time.monotonic() - began) / max(1, len(scores))
+        with ledger.transaction():
+            for s in scores:
+                ledger.record_eval(
+                    "baseline", s.student, s.family, s.n, s.mean, s.low, s.high, seconds
+                )
 
 
 async def _context(service: Any, model: str) -> int | None:

@@ -35,6 +35,12 @@ def training_step(settings: RunSettings, step: int) -> list[list[Planned]]:
     return groups
 
 
+def training(settings: RunSettings) -> list[Planned]:
+    """The episodes of all outer steps."""
+    steps = (training_step(settings, step) for step in range(settings.outer.steps))
+    return [planned for groups in steps for group in groups for planned in group]
+
+
 def heldout(settings: RunSettings, phase: HeldOut) -> list[Planned]:
     """The held-out episodes before or after training: each a task of its own, the same in both."""
     return [
@@ -46,9 +52,11 @@ def heldout(settings: RunSettings, phase: HeldOut) -> list[Planned]:
 
 def whole_run(settings: RunSettings) -> list[Planned]:
     """Every episode, in the order of play."""
-    steps = [training_step(settings, step) for step in range(settings.outer.steps)]
-    training = [planned for groups in steps for group in groups for planned in group]
-    return [*heldout(settings, "heldout_before"), *training, *heldout(settings, "heldout_after")]
+    return [
+        *heldout(settings, "heldout_before"),
+        *training(settings),
+        *heldout(settings, "heldout_after"),
+    ]
 
 
 def derive(*parts: object) -> int:

@@ -424,15 +424,18 @@ class _Model:
 
 
 def _then(future: Future[T], convert_result: Callable[[T], R]) -> APIFuture[R]:
-    """What a future yields, converted on the thread that yields it."""
+    """What a future yields, converted. Cancelling it cancels the future."""
     converted: Future[R] = Future()
 
     def finish(done: Future[T]) -> None:
+        if done.cancelled() or not converted.set_running_or_notify_cancel():
+            return
         try:
             converted.set_result(convert_result(done.result()))
         except BaseException as error:  # it belongs to whoever waits for the result
             converted.set_exception(error)
 
+    converted.add_done_callback(lambda done: done.cancelled() and future.cancel())
     future.add_done_callback(finish)
     return AwaitableConcurrentFuture(converted)
 

@@ -127,8 +127,11 @@ class EngineThread:
 
 
 def _answer(future: Future[T], work: Callable[[Engine], T], engine: Engine) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
+    if future.set_running_or_notify_cancel():
+        _settle(future, work, engine)
+
+
+def _settle(future: Future[T], work: Callable[[Engine], T], engine: Engine) -> None:
     try:
         result = work(engine)
     except BaseException as error:  # it belongs to the caller; the thread goes on
@@ -139,17 +142,16 @@ def _answer(future: Future[T], work: Callable[[Engine], T], engine: Engine) -> N
 
 def _draw(engine: Engine, draws: list[_Draw]) -> None:
     """One call for all draws; if it fails, one for each, so that a bad one fails alone."""
+    wanted = [draw for draw in draws if draw.future.set_running_or_notify_cancel()]
     try:
-        prepared = [draw.prepare(engine) for draw in draws]
+        prepared = [draw.prepare(engine) for draw in wanted]
         samples = iter(engine.sample([request for each in prepared for request in each]))
     except Exception:
-        for draw in draws:
-            _answer(draw.future, partial(_draw_alone, draw), engine)
+        for draw in wanted:
+            _settle(draw.future, partial(_draw_alone, draw), engine)
         return
-    for draw, requests in zip(draws, prepared, strict=True):
-        drawn = [next(samples) for _ in requests]
-        if draw.future.set_running_or_notify_cancel():
-            draw.future.set_result(drawn)
+    for draw, requests in zip(wanted, prepared, strict=True):
+        draw.future.set_result([next(samples) for _ in requests])
 
 
 def _draw_alone(draw: _Draw, engine: Engine) -> list[Sample]:
