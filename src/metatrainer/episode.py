@@ -29,7 +29,7 @@ from metatrainer.jobs.spec import JOB_FILE, JobSpec, parse_job_toml
 from metatrainer.jobs.validate import Verdict
 from metatrainer.ledger import EpisodeRow, Ledger
 from metatrainer.pool import jobdir
-from metatrainer.pool.base import JobOrder, JobResult, Pool
+from metatrainer.pool.base import CHEATED, JobOrder, JobResult, Pool
 from metatrainer.students.score import Score
 
 Phase = Literal["train", "heldout_before", "heldout_after", "play"]
@@ -297,14 +297,14 @@ class Episode:
             best_pre=max((score.mean for score in scores), default=None),
             seconds=result.train_seconds if result else 0.0,
             limit=self._settings.limits.max_seconds,
-            cheated=self._cheated,
+            cheated=self._cheated or bool(result and result.outcome == CHEATED),
         )
         self._finish(terms)
         return terms
 
     def _why_no_job(self) -> str:
         if self._cheated:
-            return "cheating"
+            return CHEATED
         return "rejected" if self._attempts else "no_submission"
 
     def _record_score(self, scope: str, score: Score, seconds: float) -> None:

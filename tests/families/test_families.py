@@ -1,5 +1,6 @@
 """Every family: items that are different and solvable, tools that answer, splits that are apart."""
 
+import json
 import random
 
 import pytest
@@ -72,6 +73,22 @@ def test_wrong_calls_are_answered(family):
 @pytest.mark.parametrize("world", [None, 3, [], {}, {"x": 1}, {"x": {"y": object()}}])
 def test_a_bad_world_is_described(family, world):
     assert isinstance(family.check_world(world), str)
+
+
+def test_no_mutation_of_a_world_breaks_a_tool(family):
+    """Whatever check_world lets through, calls are answered: 500 random damages to a world."""
+    rng = random.Random(0)
+    item = family.items("dev", 0, 1)[0]
+    for _ in range(500):
+        world = json.loads(json.dumps(item.world))
+        at, parent, key = world, world, next(iter(world))
+        while isinstance(at, dict) and at and rng.random() < 0.7:
+            parent, key = at, rng.choice(list(at))
+            at = at[key]
+        parent[key] = rng.choice([None, 0, [], {}, "x", {"x": None}, [1]])
+        if family.check_world(world) is None:
+            for name, arguments in item.calls:
+                assert isinstance(family.call(world, name, arguments), str)
 
 
 def test_unknown_names_and_levels(family):

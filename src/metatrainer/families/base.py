@@ -136,6 +136,8 @@ class Family:
             return found.run(world, **{key: str(value) for key, value in arguments.items()})
         except KeyError as error:
             return f"error: unknown {str(error.args[0])[:40]}"
+        except (TypeError, AttributeError, ValueError):
+            return f"error: {name} found nothing it can read"
 
     def check_world(self, world: Any) -> str | None:
         """None if the tools can run on this world, else what is wrong with it."""
@@ -163,7 +165,7 @@ class Family:
         }
 
 
-_STARTER = '''"""Practice tasks for a small student on {family}, and the reward that it is trained on."""
+_STARTER = '''"""Practice tasks for a small student on {family}, and its reward."""
 
 import random
 

@@ -34,6 +34,8 @@ def _world_problem(world: World) -> str | None:
             return "each ticket must have a topic and a customer"
     if not all("tier" in entry for entry in world["customers"].values()):
         return "each customer must have a tier"
+    if not all(isinstance(label, str) for label in world["policy"].values()):
+        return "the policy must map topic and tier to a queue and a priority"
     return None if world["policy"] else "the policy is empty"
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from metatrainer.errors import EnvError, JobError
 from metatrainer.families import Family
 from metatrainer.inner.rollout import Limits, Question, Rollout, roll_out
 from metatrainer.jobs.spec import TrainingSpec
-from metatrainer.sandbox.host import EnvSession
+from metatrainer.sandbox.host import EnvSession, TaskRow
 
 _MAX_TURNS = 6
 _CLIP = 1.0
@@ -44,6 +44,7 @@ class OnStep(Protocol):
 def train_job(
     engine: Engine,
     spec: TrainingSpec,
+    tasks: Sequence[TaskRow],
     env: EnvSession,
     family: Family,
     seed: int,
@@ -52,13 +53,11 @@ def train_job(
 ) -> TrainedJob:
     """Train a fresh adapter for spec.max_steps steps.
 
+    tasks: what `env` has loaded, after it was checked; env scores their conversations.
     deadline: time.monotonic() past which no further step starts.
     Raises EnvError where the environment fails, JobError("timeout") past the deadline and
     JobError("diverged") where the loss or a weight is no longer finite.
     """
-    tasks = env.load()
-    if not tasks:
-        raise EnvError("load", "the taskset has no tasks")
     questions = [Question(t.prompt, t.data["world"], t.system_prompt or "") for t in tasks]
     adapter = engine.create_adapter(spec.lora_rank, alpha=2 * spec.lora_rank, seed=seed)
     order = _endless(len(tasks), seed)

@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from metatrainer.students.score import Score
 
+CHEATED = "cheating"
+"""Outcome of a job that was caught cheating while it ran."""
+
 
 class JobOrder(BaseModel):
     """One job to run: a validated submission and what it is trained with."""

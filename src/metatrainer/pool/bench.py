@@ -16,11 +16,13 @@ from metatrainer.engine import Engine
 from metatrainer.errors import JobError
 from metatrainer.families import Family
 from metatrainer.inner.grpo import TrainedJob, train_job
+from metatrainer.jobs.leaks import Leaks
 from metatrainer.jobs.spec import JOB_FILE, JobSpec, parse_job_toml
+from metatrainer.jobs.tasks import check_tasks
 from metatrainer.pool import jobdir
-from metatrainer.pool.base import JobOrder, JobResult
+from metatrainer.pool.base import CHEATED, JobOrder, JobResult
 from metatrainer.pool.worker import Setup
-from metatrainer.sandbox.host import Guest
+from metatrainer.sandbox.host import Guest, TaskRow
 from metatrainer.students import catalogue
 from metatrainer.students.evaluate import evaluate
 from metatrainer.students.score import Score
@@ -78,7 +80,17 @@ class Bench:
         deadline = time.monotonic() + self._settings.limits.max_seconds
         environment = spec.environment
         with self._guest.session(files, environment.module, environment.args, CALL_SECONDS) as env:
-            return train_job(engine, spec.prime_rl, env, family, order.seed, deadline)
+            tasks = env.load()
+            self._check(tasks, family, f"{environment.module}/__init__.py")
+            return train_job(engine, spec.prime_rl, tasks, env, family, order.seed, deadline)
+
+    def _check(self, tasks: list[TaskRow], family: Family, package: str) -> None:
+        """What validation asked of the tasks, asked again: the code may give others this time."""
+        hidden = hidden_items(family.name, self._hidden_seed, self._settings.evaluation.items)
+        if leak := Leaks(hidden, ()).in_tasks(tasks):
+            raise JobError(CHEATED, f"tasks changed after validation: {leak.render()}")
+        if fault := check_tasks(tasks, family, package):
+            raise JobError("env_error", f"tasks changed after validation: {fault.render()}")
 
     def _score(self, engine: Engine, adapter: int | None, family: Family) -> Score:
         evaluation = self._settings.evaluation
