@@ -237,17 +237,21 @@ def nano_build(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of weights and traces.")] = 0,
+    again: Annotated[
+        list[str],
+        typer.Option(metavar="MODEL", help="Make this model again although it is there."),
+    ] = [],  # noqa: B006 (typer reads the default, nothing changes it)
 ) -> None:
-    """Pretrain the tokenizer, the students and the agent from nothing.
+    """Pretrain from nothing what is not there yet of the tokenizer, the students and the agent.
 
     \b
-    metatrainer nano build --device cuda
+    metatrainer nano build --device cuda --again nano-agent
     metatrainer nano build --out /tmp/models
     """
     from metatrainer.nano import build
     from metatrainer.students.catalogue import MODELS
 
-    build.build(out or MODELS, device=device, seed=seed, say=print)
+    build.build(out or MODELS, device, seed, _say, tuple(again))
 
 
 @nano.command("check")
@@ -260,7 +264,7 @@ def nano_check(
     from metatrainer.nano import build
     from metatrainer.students.catalogue import MODELS
 
-    build.check(models or MODELS, say=print)
+    build.check(models or MODELS, _say)
 
 
 def _train(run: RunDir, *, resume: bool) -> None:
@@ -293,6 +297,10 @@ def _train(run: RunDir, *, resume: bool) -> None:
         raise
     text.print_report(summary, Console())
     print(f"figure and tables: {run.path}/figure.png, report.md, report.json, csv/")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _print_message(console: Console, message: dict[str, Any]) -> None:
