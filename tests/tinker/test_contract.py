@@ -10,6 +10,7 @@ import dataclasses
 import importlib.metadata
 import inspect
 
+import numpy as np
 import pytest
 import tinker
 from tinker import types
@@ -198,6 +199,29 @@ def test_training_output_has_the_form_that_the_sdk_decodes(outputs):
     weights = datum.loss_fn_inputs["weights"].to_numpy()
     loss = -(record["logprobs"].to_numpy() * weights).sum()
     assert answer.metrics["loss:sum"] == pytest.approx(loss, rel=1e-5)  # fp32 sums
+
+
+def test_training_output_survives_the_sdks_wire_format(outputs):
+    answer = outputs["train"]
+    rows = [record["logprobs"].to_numpy() for record in answer.loss_fn_outputs]
+    ends = np.cumsum([0, *(row.nbytes for row in rows)], dtype=np.int64)
+    tensor = wire.BatchedTensor(
+        data=b"".join(row.tobytes() for row in rows),
+        offsets=ends.tobytes(),
+        dtype=wire.DTYPE_FLOAT32,
+    )
+    message = wire.ForwardBackwardOutput(
+        loss_fn_output_type=answer.loss_fn_output_type,
+        loss_fn_outputs=[wire.ArrayRecord(fields={"logprobs": tensor}, num_datums=len(rows))],
+        metrics=answer.metrics,
+    )
+    back = response_conv.deserialize_forward_backward_output(message.SerializeToString())
+    assert back.loss_fn_output_type == answer.loss_fn_output_type
+    assert back.metrics == answer.metrics
+    for ours_, theirs in zip(answer.loss_fn_outputs, back.loss_fn_outputs, strict=True):
+        assert ours_["logprobs"].to_numpy().tolist() == theirs["logprobs"].to_numpy().tolist()
+        assert ours_["logprobs"].shape == theirs["logprobs"].shape
+        assert ours_["logprobs"].dtype == theirs["logprobs"].dtype
 
 
 def test_the_sdk_can_send_the_data_that_we_take(outputs):

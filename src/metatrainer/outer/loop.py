@@ -49,6 +49,7 @@ async def train(
     Raises ConfigError for settings that cannot work here.
     """
     from metatrainer.outer.replay import RecordingService
+    from metatrainer.tinker.seam import log_to
 
     progress = progress or Silent()
     logs = run_dir / "logs"
@@ -59,7 +60,7 @@ async def train(
     over = frozenset(row.id for row in ledger.episodes() if row.done)
     left = [planned for planned in plan.whole_run(settings) if str(planned.id) not in over]
     progress.run_started(settings.outer.steps - len(ledger.steps()), len(left))
-    with _opened(settings, run_dir) as service:
+    with log_to(logs / "train.log"), _opened(settings, run_dir) as service:
         stage, recorder = await _prepare(settings, service, ledger, make_episode, progress, over)
         run = _Run(settings, logs, ledger, RecordingService(service, recorder), stage)
         await _baselines(settings, ledger, pool, progress)
@@ -100,7 +101,7 @@ class _Run:
         from tinker_cookbook.rl import train as cookbook
 
         from metatrainer.outer.env import Curriculum
-        from metatrainer.tinker.seam import log_to, serve
+        from metatrainer.tinker.seam import serve
 
         outer, agent = self.settings.outer, self.settings.agent
         self.stage.progress.phase("training", len(self._left(plan.training(self.settings))))
@@ -126,7 +127,7 @@ class _Run:
             num_groups_to_log=0,
             rollout_json_export=False,
         )
-        with serve(self.service), log_to(self.logs / "train.log"):
+        with serve(self.service):
             await cookbook.main(config)
 
     async def _sampler(self, trained: bool) -> Any:

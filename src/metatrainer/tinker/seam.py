@@ -49,24 +49,27 @@ def serve(service: object) -> Iterator[None]:
 
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
-    """Send tinker-cookbook's log to a file and draw none of its progress bars."""
+    """Send the log of tinker-cookbook and of the SDK to a file, and draw no progress bars."""
     from tinker_cookbook.rl import train
     from tinker_cookbook.utils import ml_log
 
     taken_over, bar = ml_log.configure_logging_module, train.tqdm
     ml_log.configure_logging_module = lambda _: None
     train.tqdm = partial(bar, disable=True)
-    logger = logging.getLogger("tinker_cookbook")
-    before = (logger.level, logger.propagate)
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+    loggers = [logging.getLogger(name) for name in ("tinker_cookbook", "tinker")]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
     try:
         yield
     finally:
-        logger.level, logger.propagate = before
-        logger.removeHandler(handler)
+        for logger, (level, propagate) in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+            logger.propagate = propagate
+            logger.removeHandler(handler)
         handler.close()
         ml_log.configure_logging_module, train.tqdm = taken_over, bar
