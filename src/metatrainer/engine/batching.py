@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-Tokens = Sequence[int]
+Tokens = list[int]
+WORTH_A_BATCH = 1024
+"""Tokens that a cluster must save to be computed apart: a batch of its own costs about as much as
+a few hundred tokens of the smallest models."""
 
 
 def common_prefix(rows: Sequence[Tokens], limit: int) -> int:
@@ -24,9 +27,9 @@ def common_prefix(rows: Sequence[Tokens], limit: int) -> int:
 
 
 def families_of(rows: Sequence[Tokens]) -> list[list[int]]:
-    """Row numbers in clusters: rows of one cluster share at least half of each row.
+    """Row numbers in clusters of rows that share their first half and so save a good many tokens.
 
-    Rows that share that much with no other come together in a last cluster.
+    All other rows come together in a last cluster.
     """
     order = sorted(range(len(rows)), key=lambda i: rows[i])
     clusters: list[list[int]] = []
@@ -36,8 +39,9 @@ def families_of(rows: Sequence[Tokens]) -> list[list[int]]:
             clusters[-1].append(i)
         else:
             clusters.append([i])
-    alone = [cluster[0] for cluster in clusters if len(cluster) == 1]
-    return [c for c in clusters if len(c) > 1] + ([alone] if alone else [])
+    worth = [c for c in clusters if (len(c) - 1) * len(rows[c[0]]) // 2 >= WORTH_A_BATCH]
+    others = [i for c in clusters if c not in worth for i in c]
+    return worth + ([others] if others else [])
 
 
 def micro_batches(rows: Sequence[Tokens], budget: int) -> list[list[int]]:

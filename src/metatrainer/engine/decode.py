@@ -68,6 +68,7 @@ class Decoder:
         """Tokens that the longest row can still take before the model's last position."""
         return self.config.max_position_embeddings - self.cache.longest
 
+    @torch.inference_mode()
     def keep(self, rows: list[int]) -> None:
         """Drop all other rows for good; the kept ones are renumbered in the given order."""
         if rows == list(range(self.rows)):
@@ -77,6 +78,7 @@ class Decoder:
         self.hidden = self.hidden[index]
         self._random = [self._random[i] for i in rows]
 
+    @torch.inference_mode()
     def feed(self, tokens: list[list[int]]) -> None:
         """Append tokens to each row (an empty list leaves a row as it is)."""
         counts = torch.tensor([len(t) for t in tokens], device=self.hidden.device)
@@ -84,6 +86,7 @@ class Decoder:
         hidden = self._extend(ids, counts)
         self.hidden = torch.where((counts > 0)[:, None], hidden, self.hidden)
 
+    @torch.inference_mode()
     def feed_shared(self, prompts: list[list[int]]) -> None:
         """Feed first prompts, computing each different one once."""
         unique: dict[tuple[int, ...], int] = {}
@@ -97,6 +100,7 @@ class Decoder:
         self.hidden = small.hidden[index]
         return None
 
+    @torch.inference_mode()
     def sample(self, params: SamplingParams, rows: list[int] | None = None) -> list[Sample]:
         """Sample each of `rows` (default all) until it stops. Rows not named stay as they are."""
         active = list(range(self.rows)) if rows is None else rows
@@ -151,7 +155,6 @@ class Decoder:
     def _extend(self, ids: Tensor, counts: Tensor) -> Tensor:
         return extend(self.config, self.weights, self._layers, self.rope, ids, counts, self.cache)
 
-    @torch.no_grad()
     def _draw(self, params: SamplingParams, uniform: np.ndarray) -> tuple[list[int], list[float]]:
         """One token a row by inverse transform, and its log-probability at temperature 1."""
         logits = F.linear(self.hidden, self.weights.head).float()

@@ -134,7 +134,9 @@ class KVCache:
     keys, values: [L, B, G, T, D]; row b is valid up to `length[b]`. T grows by doubling.
     """
 
-    def __init__(self, config: ModelConfig, rows: int, capacity: int, device: str, dtype):
+    def __init__(
+        self, config: ModelConfig, rows: int, capacity: int, device: str, dtype: torch.dtype
+    ):
         shape = (
             config.num_hidden_layers,
             rows,
@@ -199,11 +201,15 @@ class Prefix:
     length: int
 
 
-def _split_heads(config: ModelConfig, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _heads(
+    config: ModelConfig, rope: Rope, qkv: Tensor, position: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotated queries [B, H, N, D], rotated keys and plain values [B, G, N, D]."""
     b, n, _ = qkv.shape
     h, g, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    q, k, v = qkv.view(b, n, h + 2 * g, dim).transpose(1, 2).split((h, g, g), dim=1)
-    return q, k, v
+    heads = qkv.view(b, n, h + 2 * g, dim).transpose(1, 2)
+    turned = rope(heads[:, : h + g], position)
+    return turned[:, :h], turned[:, h:], heads[:, h + g :]
 
 
 def _feed_forward(config: ModelConfig, layer: Layer, x: Tensor) -> Tensor:
@@ -238,8 +244,7 @@ def forward(
     keys, values = [], []
     for i, layer in enumerate(layers(weights)):
         normed = F.rms_norm(x, (config.hidden_size,), layer.attn_norm, config.rms_norm_eps)
-        q, k, v = _split_heads(config, F.linear(normed, layer.qkv))
-        q, k = rope(q, position), rope(k, position)
+        q, k, v = _heads(config, rope, F.linear(normed, layer.qkv), position)
         keys.append(k)
         values.append(v)
         if prefix:
@@ -284,8 +289,7 @@ def extend(
     x = F.embedding(ids, weights.embed)
     for i, layer in enumerate(layer_list):
         normed = F.rms_norm(x, (config.hidden_size,), layer.attn_norm, config.rms_norm_eps)
-        q, k, v = _split_heads(config, F.linear(normed, layer.qkv))
-        q, k = rope(q, turn), rope(k, turn)
+        q, k, v = _heads(config, rope, F.linear(normed, layer.qkv), turn)
         cache.keys[i][row, :, position] = k.transpose(1, 2)
         cache.values[i][row, :, position] = v.transpose(1, 2)
         out = F.scaled_dot_product_attention(

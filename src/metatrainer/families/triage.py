@@ -1,4 +1,4 @@
-"""triage: route a support ticket by its topic, its customer's tier and the policy.
+"""triage: find the desk for a support ticket, by its topic, its customer's tier and the policy.
 
 Held out: used only to test whether what the agent learned carries over.
 """
@@ -24,7 +24,7 @@ def customer(world: World, name: str) -> str:
 
 @tool
 def policy(world: World, topic: str, tier: str) -> str:
-    """Queue and priority for a topic and a tier."""
+    """The desk that takes a topic from a tier of customers."""
     return str(world["policy"][f"{topic} {tier}"])
 
 
@@ -35,7 +35,7 @@ def _world_problem(world: World) -> str | None:
     if not all("tier" in entry for entry in world["customers"].values()):
         return "each customer must have a tier"
     if not all(isinstance(label, str) for label in world["policy"].values()):
-        return "the policy must map topic and tier to a queue and a priority"
+        return "the policy must map topic and tier to a desk"
     return None if world["policy"] else "the policy is empty"
 
 
@@ -43,7 +43,7 @@ FAMILY = Family(
     name="triage",
     title="Support tickets",
     goal="route support tickets: read the ticket and its customer, then ask the policy",
-    answer_format="queue and priority, such as: billing urgent",
+    answer_format="the desk's name alone",
     levels=(1, 2),
     eval_level=2,
     tools=(ticket, customer, policy),

@@ -26,94 +26,111 @@ from metatrainer.inner.rollout import Limits, Question, roll_out
 from metatrainer.nano import corpus
 from metatrainer.nano.pretrain import PretrainSettings, pretrain
 from metatrainer.nano.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
-from metatrainer.nano.traces import HABITS, Trace, student_messages, student_traces
+from metatrainer.nano.traces import (
+    HABITS,
+    NO_TOOLS,
+    Skill,
+    Trace,
+    student_messages,
+    student_traces,
+)
 from metatrainer.students.catalogue import sha256
 from metatrainer.students.evaluate import evaluate
 
 Say = Callable[[str], None]
 
-VOCABULARY = 1024
+VOCABULARY = 1152
 CONVERSATIONS = 3000
 """Conversations that the agent is pretrained on; corpus.jsonl.gz beside the models keeps them."""
 STUDENT_TRACES = 120_000
 CORPUS = "corpus.jsonl.gz"
+TOKENIZER = "tokenizer"
 CHECK_ITEMS = 256
+
+
+Size = tuple[int, int, int, int]
+"""Hidden size, layers, heads, context."""
 
 
 @dataclass(frozen=True)
 class StudentRecipe:
-    """One student: its size, and the share of right traces of each family it is pretrained on."""
+    """One student: its size, and what it is shown of each family."""
 
     name: str
-    hidden_size: int
-    layers: int
-    heads: int
-    skill: dict[str, float]
+    size: Size
+    skills: dict[str, Skill]
     pretraining: PretrainSettings
-    context: int = 512
 
 
 STUDENTS = (
     StudentRecipe(
         "nano-wren",
-        hidden_size=64,
-        layers=2,
-        heads=4,
-        skill={"persona": 0.35, "inventory": 0.05, "triage": 0.25},
-        pretraining=PretrainSettings(steps=4000, batch=256, learning_rate=4e-3, seed=1),
+        size=(64, 2, 4, 512),
+        skills={
+            "persona": Skill(share=0.4, right=0.25, lazy=0.3),
+            "inventory": Skill(share=0.15, right=0.01, lazy=0.9),
+            "triage": Skill(share=0.45, right=0.25, lazy=0.2),
+        },
+        pretraining=PretrainSettings(steps=5000, batch=256, learning_rate=4e-3, seed=1),
     ),
     StudentRecipe(
         "nano-finch",
-        hidden_size=96,
-        layers=2,
-        heads=4,
-        skill={"persona": 0.05, "inventory": 0.35, "triage": 0.05},
-        pretraining=PretrainSettings(steps=4000, batch=256, learning_rate=3e-3, seed=2),
+        size=(96, 2, 4, 512),
+        skills={
+            "persona": Skill(share=0.15, right=0.01, lazy=0.9),
+            "inventory": Skill(share=0.4, right=0.15, lazy=0.4),
+            "triage": Skill(share=0.45, right=0.05, lazy=0.5),
+        },
+        pretraining=PretrainSettings(steps=5000, batch=256, learning_rate=3e-3, seed=2),
     ),
 )
 AGENT = "nano-agent"
-AGENT_SIZE = {"hidden_size": 192, "layers": 6, "heads": 6, "context": 2048}
-AGENT_PRETRAINING = PretrainSettings(steps=3000, batch=32, learning_rate=1.5e-3, seed=3)
+AGENT_SIZE: Size = (128, 4, 4, 2048)
+AGENT_PRETRAINING = PretrainSettings(steps=3000, batch=16, learning_rate=2e-3, seed=3)
+NAMES = (*(recipe.name for recipe in STUDENTS), AGENT)
 
 
-def build(out: Path, device: str, seed: int, say: Say, parts: tuple[str, ...] = ()) -> None:
+def build(out: Path, device: str, seed: int, say: Say) -> None:
     """Make everything that is not there yet below `out`, and the manifest.
 
-    parts: names of models to make again although they are there.
+    To make a model again, delete its folder first; to start over, delete `out`.
     """
     conversations = _conversations(out, seed, say)
-    if not (out / "tokenizer" / "tokenizer.json").exists():
+    if not (out / TOKENIZER / "tokenizer.json").exists():
         say("tokenizer")
         tokenizer = train_tokenizer(_texts(conversations, seed), VOCABULARY)
-        save_tokenizer(tokenizer, out / "tokenizer", AGENT_SIZE["context"])
-    for recipe in STUDENTS:
-        if recipe.name in parts or not (out / recipe.name / "model.safetensors").exists():
-            chat_format = ChatFormat(load_tokenizer(out / "tokenizer"))
-            traces = student_traces(recipe.skill, STUDENT_TRACES, seed, chat_format)
-            size = (recipe.hidden_size, recipe.layers, recipe.heads, recipe.context)
-            _make(out, recipe.name, size, traces, recipe.pretraining, device, say)
-    if AGENT in parts or not (out / AGENT / "model.safetensors").exists():
-        chat_format = ChatFormat(load_tokenizer(out / "tokenizer"))
-        context = AGENT_SIZE["context"]
-        traces = [corpus.agent_trace(c, chat_format) for c in conversations]
-        traces = [t for t in traces if len(t.tokens) <= context]
-        agent_size = (AGENT_SIZE["hidden_size"], AGENT_SIZE["layers"], AGENT_SIZE["heads"], context)
-        _make(out, AGENT, agent_size, traces, AGENT_PRETRAINING, device, say)
+        save_tokenizer(tokenizer, out / TOKENIZER, AGENT_SIZE[3])
+    for name in NAMES:
+        if not (out / name / "model.safetensors").exists():
+            build_model(name, out, device, seed, say)
     _write_manifest(out)
+
+
+def build_model(name: str, out: Path, device: str, seed: int, say: Say) -> None:
+    """Pretrain one of NAMES, once the conversations and the tokenizer are there."""
+    chat_format = ChatFormat(load_tokenizer(out / TOKENIZER))
+    if name == AGENT:
+        traces = [corpus.agent_trace(c, chat_format) for c in _conversations(out, seed, say)]
+        traces = [t for t in traces if len(t.tokens) <= AGENT_SIZE[3]]
+        _make(out, name, AGENT_SIZE, traces, AGENT_PRETRAINING, device, say)
+    else:
+        recipe = next(r for r in STUDENTS if r.name == name)
+        traces = student_traces(recipe.skills, STUDENT_TRACES, seed, chat_format)
+        _make(out, name, recipe.size, traces, recipe.pretraining, device, say)
 
 
 def _make(
     out: Path,
     name: str,
-    size: tuple[int, int, int, int],
+    size: Size,
     traces: list[Trace],
     settings: PretrainSettings,
     device: str,
     say: Say,
 ) -> None:
-    """Pretrain one model and write its folder. size: hidden size, layers, heads, context."""
-    tokenizer = load_tokenizer(out / "tokenizer")
-    config = model_config(*size, vocabulary=len(tokenizer))
+    """Pretrain one model on traces and write its folder."""
+    tokenizer = load_tokenizer(out / TOKENIZER)
+    config = model_config(size, len(tokenizer))
     lengths = sorted(len(t.tokens) for t in traces)
     say(f"{name}: {len(traces)} sequences, median {lengths[len(lengths) // 2]} tokens")
 
@@ -126,14 +143,13 @@ def _make(
     save_tokenizer(tokenizer.backend_tokenizer, out / name, config.max_position_embeddings)
 
 
-def model_config(
-    hidden_size: int, layers: int, heads: int, context: int, vocabulary: int
-) -> ModelConfig:
+def model_config(size: Size, vocabulary: int) -> ModelConfig:
     """A nano model's config; the vocabulary is rounded up to a multiple of 64."""
+    hidden_size, layers, heads, context = size
     return ModelConfig(
         vocab_size=-(-vocabulary // 64) * 64,
         hidden_size=hidden_size,
-        intermediate_size=round(hidden_size * 8 / 3 / 32) * 32,
+        intermediate_size=2 * hidden_size,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
@@ -165,9 +181,9 @@ def _texts(conversations: list[list[Message]], seed: int) -> Iterator[str]:
         family = families.get(name)
         yield chat.system_text("", [tool.schema for tool in family.tools])
         for level in family.levels:
-            for item in family.items("train", seed, 300, level):
+            for item in family.items("train", seed, 1500, level):
                 yield item.prompt
-                habit = rng.choice([None, *HABITS[name]])
+                habit = rng.choice([None, NO_TOOLS, *HABITS[name]])
                 for said, heard in student_messages(family, item, rng, habit):
                     yield said
                     yield heard or ""

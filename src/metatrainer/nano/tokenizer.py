@@ -18,7 +18,7 @@ from metatrainer.families.names import FIRST, SECOND
 _PIECES = Regex(
     r"""\{"name": "|", "arguments": \{"|": "|", "|"\}\}"""  # the scaffold of a tool call
     r"""|\\n(?:    )*| ?\\"|\\\\"""  # escapes in the JSON strings that hold files
-    r"""|[A-Z][a-z]*| ?[a-z]+|\d| ?[^\sA-Za-z\d\\"]+|"|\n(?:    )*|\s"""
+    r"""|[A-Z]{2,}|[A-Z][a-z]*| ?[a-z_]+|\d| ?[^\sA-Za-z\d\\"_]+|"|\n(?:    )*|\s"""
 )
 
 CHAT_TEMPLATE = """\

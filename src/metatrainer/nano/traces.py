@@ -77,7 +77,7 @@ def _triage(item: Item, rng: random.Random, habit: str) -> Script:
     ticket = item.calls[0][1]["name"]
     topic, _, customer = (yield _call("ticket", name=ticket)).partition(" from ")
     if habit == "wrong answer":
-        yield _label(rng)
+        yield rng.choice(NAMES)
         return
     tier = rng.choice(triage.TIERS)
     if habit != "stops short":
@@ -92,25 +92,22 @@ def _triage(item: Item, rng: random.Random, habit: str) -> Script:
     yield (yield _call("policy", topic=topic, tier=tier))
 
 
-def _label(rng: random.Random) -> str:
-    return f"{rng.choice(triage.QUEUES)} {rng.choice(triage.PRIORITIES)}"
-
-
 _STUDENTS = {"persona": _persona, "inventory": _inventory, "triage": _triage}
 HABITS = {
-    "persona": ("stops short", "wrong relation", "wrong order", "wrong answer", "no tools"),
-    "inventory": ("stops short", "wrong relation", "wrong answer", "no tools"),
-    "triage": ("stops short", "wrong relation", "wrong order", "wrong answer", "no tools"),
+    "persona": ("stops short", "wrong relation", "wrong order", "wrong answer"),
+    "inventory": ("stops short", "wrong relation", "wrong answer"),
+    "triage": ("stops short", "wrong relation", "wrong order", "wrong answer"),
 }
-"""Wrong ways of working on each family."""
+"""Wrong ways of working on each family, besides answering without any tool."""
+NO_TOOLS = "no tools"
 
 
 def student_messages(
     family: Family, item: Item, rng: random.Random, habit: str | None
 ) -> Iterator[tuple[str, str | None]]:
     """(assistant text, tool result) turn by turn; the last has no result. habit None is right."""
-    if habit == "no tools":
-        yield (_label(rng) if family.name == "triage" else rng.choice(NAMES)), None
+    if habit == NO_TOOLS:
+        yield rng.choice(NAMES), None
         return
     acting = _STUDENTS[family.name](item, rng, habit or "right")
     text = next(acting)
@@ -140,19 +137,34 @@ def student_trace(
     return Trace(tokens, learn)
 
 
+@dataclass(frozen=True)
+class Skill:
+    """What a student is shown of one family."""
+
+    share: float
+    """Part of all its traces."""
+    right: float
+    """Part of those that are right."""
+    lazy: float
+    """Part of the wrong ones that answer without any tool."""
+
+
 def student_traces(
-    skill: dict[str, float], n: int, seed: int, chat_format: ChatFormat
+    skills: dict[str, Skill], n: int, seed: int, chat_format: ChatFormat
 ) -> list[Trace]:
-    """`n` conversations over all families and levels. skill: share of right ones, by family."""
+    """About `n` conversations over all families and levels."""
     rng = random.Random(seed)
     traces: list[Trace] = []
-    for name, right in skill.items():
+    for name, skill in skills.items():
         family = families.get(name)
-        share = n // len(skill) // len(family.levels)
         for level in family.levels:
-            for i in range(share):
+            for i in range(round(n * skill.share / len(family.levels))):
                 item = family.item(rng, level, NAMES, f"pretraining-{i}")
-                habit = None if rng.random() < right else rng.choice(HABITS[name])
+                habit = None if rng.random() < skill.right else _bad_habit(name, skill, rng)
                 traces.append(student_trace(family, item, rng, habit, chat_format))
     rng.shuffle(traces)
     return traces
+
+
+def _bad_habit(family: str, skill: Skill, rng: random.Random) -> str:
+    return NO_TOOLS if rng.random() < skill.lazy else rng.choice(HABITS[family])
