@@ -237,21 +237,19 @@ def nano_build(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of weights and traces.")] = 0,
-    again: Annotated[
-        list[str],
-        typer.Option(metavar="MODEL", help="Make this model again although it is there."),
-    ] = [],  # noqa: B006 (typer reads the default, nothing changes it)
 ) -> None:
     """Pretrain from nothing what is not there yet of the tokenizer, the students and the agent.
 
+    To make a model again, delete its folder first.
+
     \b
-    metatrainer nano build --device cuda --again nano-agent
+    metatrainer nano build --device cuda
     metatrainer nano build --out /tmp/models
     """
     from metatrainer.nano import build
     from metatrainer.students.catalogue import MODELS
 
-    build.build(out or MODELS, device, seed, _say, tuple(again))
+    build.build(out or MODELS, device, seed, _say)
 
 
 @nano.command("check")

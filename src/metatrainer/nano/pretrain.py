@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -85,7 +85,9 @@ def _schedule(step: int, settings: PretrainSettings) -> float:
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def _batches(traces: list[Trace], settings: PretrainSettings, device: str):
+def _batches(
+    traces: list[Trace], settings: PretrainSettings, device: str
+) -> Iterator[tuple[Tensor, Tensor]]:
     """(ids, learn) batches without end, shuffled each pass, padded on the right."""
     rng = random.Random(settings.seed)
     width = max(len(t.tokens) for t in traces)
