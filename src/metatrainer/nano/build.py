@@ -65,17 +65,17 @@ class StudentRecipe:
 STUDENTS = (
     StudentRecipe(
         "nano-wren",
-        size=(64, 2, 4, 512),
+        size=(64, 2, 2, 512),
         skills={
-            "persona": Skill(share=0.4, right=0.25, lazy=0.3),
+            "persona": Skill(share=0.4, right=0.18, lazy=0.3),
             "inventory": Skill(share=0.15, right=0.01, lazy=0.9),
-            "triage": Skill(share=0.45, right=0.25, lazy=0.2),
+            "triage": Skill(share=0.45, right=0.15, lazy=0.3),
         },
         pretraining=PretrainSettings(steps=5000, batch=256, learning_rate=4e-3, seed=1),
     ),
     StudentRecipe(
         "nano-finch",
-        size=(96, 2, 4, 512),
+        size=(80, 2, 4, 512),
         skills={
             "persona": Skill(share=0.15, right=0.01, lazy=0.9),
             "inventory": Skill(share=0.4, right=0.15, lazy=0.4),
