@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from metatrainer.agent.policies import Message, Script, Scripted, say
+from metatrainer.agent.policies import Choice, Message, Script, Scripted, say
 from metatrainer.agent.task import draw_task
 from metatrainer.agent.validator import Validator
 from metatrainer.config import RunSettings
@@ -24,6 +24,8 @@ T = TypeVar("T")
 SETTINGS = RunSettings()
 HIDDEN_SEED = 20_250_101
 ID = EpisodeId("train", 3, 1, 5)
+WRITE = Choice("nano-wren", "1e-5", batch_size=32, group_size=8, max_steps=5).write()
+"""The call that makes a starter workspace a valid job."""
 
 
 class RecordingPool:

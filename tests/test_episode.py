@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import HIDDEN_SEED, ID, SETTINGS, Lab, score
+from lab import HIDDEN_SEED, ID, SETTINGS, WRITE, Lab, score
 
 from metatrainer import families
 from metatrainer.agent import policies
@@ -71,9 +71,9 @@ def test_the_reference_agent_gets_the_reward_of_its_job(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("family", families.NAMES)
-def test_the_unedited_starter_is_a_valid_job(lab: Lab, family: str) -> None:
+def test_the_unedited_starter_is_a_valid_environment(lab: Lab, family: str) -> None:
     lab.task = draw_task(SETTINGS, family, 1, HIDDEN_SEED)
-    terms = lab.play(call("submit_job"))
+    terms = lab.play(WRITE, call("submit_job"))
     assert (terms.outcome, terms.validation) == ("ok", 1.0)
 
 
@@ -85,6 +85,7 @@ def test_mistakes_are_answered_and_the_episode_goes_on(lab: Lab) -> None:
         call("write_file", path=JOB),
         call("get_baseline_scores"),
         edit("LEVELS = 9", "LEVELS = 2"),
+        WRITE,
         call("submit_job"),
     )
     assert terms.outcome == "ok"
@@ -93,6 +94,7 @@ def test_mistakes_are_answered_and_the_episode_goes_on(lab: Lab) -> None:
         "error: missing content; write_file takes path, content",
         "nano-wren 0.31\nnano-finch 0.12",
         "error: old text not found in environment/__init__.py; the nearest line is 'LEVELS = [1]'",
+        "wrote job.toml",
         "accepted: the job has started",
     ]
     hints = lab.answers("user")[1:]
@@ -101,13 +103,14 @@ def test_mistakes_are_answered_and_the_episode_goes_on(lab: Lab) -> None:
 
 def test_later_attempts_are_worth_less(lab: Lab) -> None:
     terms = lab.play(
+        WRITE,
         edit("async def score", "def score"),
         call("submit_job"),
         edit("    def score", "    async def score"),
         call("submit_job"),
     )
     assert (terms.validation, terms.outcome) == (0.5, "ok")
-    refusal = lab.answers()[1]
+    refusal = lab.answers()[2]
     assert "E-ASYNC" in refusal
     assert "2 submissions left" in refusal
     assert [attempt.ok for attempt in lab.ledger.attempts(str(ID))] == [False, True]
@@ -145,7 +148,7 @@ def test_training_on_hidden_items_costs_everything(lab: Lab) -> None:
 
 def test_a_crashed_job_has_no_quality(lab: Lab) -> None:
     lab.pool.outcome = "crashed"
-    terms = lab.play(call("submit_job"))
+    terms = lab.play(WRITE, call("submit_job"))
     assert (terms.outcome, terms.total, terms.post) == ("crashed", 0.35, None)
 
 
@@ -163,9 +166,9 @@ def test_a_crashed_job_has_no_quality(lab: Lab) -> None:
 def test_abuse_of_the_sandbox_is_a_failed_attempt_with_the_reason(
     lab: Lab, line: str, says: str
 ) -> None:
-    terms = lab.play(edit("LEVELS = [1]", f"{line}\nLEVELS = [1]"), call("submit_job"))
+    terms = lab.play(WRITE, edit("LEVELS = [1]", f"{line}\nLEVELS = [1]"), call("submit_job"))
     assert terms.outcome == "rejected"
-    assert says in lab.answers()[1]
+    assert says in lab.answers()[2]
 
 
 def test_all_calls_of_a_message_are_answered_up_to_an_accepted_one(lab: Lab) -> None:
@@ -176,6 +179,7 @@ def test_all_calls_of_a_message_are_answered_up_to_an_accepted_one(lab: Lab) -> 
     message = {"role": "assistant", "content": "", "tool_calls": calls, "errors": []}
 
     async def action(episode: Episode) -> None:
+        await episode.respond(WRITE)
         reply = await episode.respond(message)
         assert [m["tool_call_id"] for m in reply.messages] == ["c0", "c1"]
         assert reply.done
@@ -205,12 +209,12 @@ def test_ledger_and_folder_are_complete_before_the_job_starts(lab: Lab) -> None:
         seen.append([a.ok for a in lab.ledger.attempts(str(ID))])
 
     lab.pool.on_run = look
-    lab.play(call("submit_job"))
+    lab.play(WRITE, call("submit_job"))
     assert seen == [[lab.pool.orders[0].job_id], True, [True]]
 
 
 def test_a_finished_episode_is_not_played_again(lab: Lab) -> None:
-    first = lab.play(call("submit_job"))
+    first = lab.play(WRITE, call("submit_job"))
 
     async def again(episode: Episode) -> Terms:
         assert episode.done
@@ -223,6 +227,7 @@ def test_a_finished_episode_is_not_played_again(lab: Lab) -> None:
 def test_the_same_messages_get_the_same_answers_in_a_later_process(lab: Lab) -> None:
     messages = (
         call("get_baseline_scores"),
+        WRITE,
         edit("async def score", "def score"),
         call("submit_job"),
         edit("    def score", "    async def score"),
@@ -234,7 +239,7 @@ def test_the_same_messages_get_the_same_answers_in_a_later_process(lab: Lab) -> 
 
     async def again(episode: Episode) -> list[str]:
         replies = [await episode.respond(message) for message in messages]
-        assert [reply.done for reply in replies] == [False] * 4 + [True]
+        assert [reply.done for reply in replies] == [False] * 5 + [True]
         assert await episode.outcome() == first
         return [m["content"] for reply in replies for m in reply.messages]
 
@@ -243,6 +248,7 @@ def test_the_same_messages_get_the_same_answers_in_a_later_process(lab: Lab) -> 
 
 def test_a_job_that_ended_while_nobody_listened_is_collected(lab: Lab) -> None:
     async def until_submitted(episode: Episode) -> None:
+        await episode.respond(WRITE)
         await episode.respond(call("submit_job"))
 
     lab.pool.hold = True
@@ -252,7 +258,7 @@ def test_a_job_that_ended_while_nobody_listened_is_collected(lab: Lab) -> None:
     lab.pool.orders.clear()
     result = JobResult(job_id=job.id, outcome="ok", post=score("nano-wren", 0.5))
     jobdir.write_result(lab.folder / "jobs" / job.id, result)
-    terms = lab.play(call("submit_job"))
+    terms = lab.play(WRITE, call("submit_job"))
     assert (terms.post, lab.pool.orders) == (0.5, [])
     assert lab.ledger.open_jobs() == []
 
@@ -264,9 +270,9 @@ def test_a_job_that_was_lost_is_started_again_under_the_next_number(lab: Lab) ->
 
     lab.pool.on_run = die
     with pytest.raises(asyncio.CancelledError):
-        lab.play(call("submit_job"))
+        lab.play(WRITE, call("submit_job"))
     lab.pool.on_run = lambda order: None
-    assert lab.play(call("submit_job")).outcome == "ok"
+    assert lab.play(WRITE, call("submit_job")).outcome == "ok"
     assert [order.attempt for order in lab.pool.orders] == [1, 2]
     assert len({order.job_id for order in lab.pool.orders}) == 1
     job_id = lab.pool.orders[0].job_id
@@ -278,7 +284,7 @@ def test_ids_name_phase_step_group_and_index() -> None:
 
 
 def test_no_secret_is_written_where_an_agent_or_a_job_can_read_it(lab: Lab) -> None:
-    lab.play(call("submit_job"))
+    lab.play(WRITE, call("submit_job"))
     job_files = [p for p in (lab.folder / "jobs").rglob("*") if p.is_file()]
     texts = [p.read_text() for p in job_files]
     texts += [row.content for row in lab.ledger.messages(str(ID))]

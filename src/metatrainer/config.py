@@ -45,7 +45,7 @@ class AgentSettings(Settings):
     max_tokens: int = Field(256, ge=16)
     """Tokens of one message at most."""
     scaffold: Literal["starter", "bare"] = "starter"
-    """What the workspace holds at first: a naive working job, or nothing but the instructions."""
+    """What the workspace holds at first: a naive working environment, or the instructions alone."""
 
 
 class OuterSettings(Settings):

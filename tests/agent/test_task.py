@@ -82,13 +82,12 @@ def test_instructions_follow_the_settings() -> None:
     assert "75% x (score after - best untrained score) + 25% x score after" in default
 
 
-def test_the_starter_holds_a_job_and_an_environment() -> None:
+def test_the_starter_holds_an_environment_and_no_job() -> None:
+    """What is trained, and how, is the agent's to write."""
     task = draw_task(SETTINGS, "persona", 3, 99)
     files = make_workspace(task, SETTINGS).submission()
-    spec = parse_job_toml(files[JOB])
-    assert isinstance(spec, JobSpec)
-    assert spec.prime_rl.model == SETTINGS.students[0]
     assert ENVIRONMENT in files
+    assert JOB not in files
 
 
 def test_the_bare_scaffold_holds_the_instructions_alone() -> None:

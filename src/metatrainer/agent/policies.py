@@ -200,7 +200,15 @@ def _job_mistake(**changes: Any) -> Callable[[Task], Script]:
 
 
 def _environment_mistake(old: str, new: str) -> Callable[[Task], Script]:
-    return _again(edit(old, new), call("submit_job"))
+    """A script that submits a sound job file with a broken environment."""
+
+    def script(task: Task) -> Script:
+        yield replace(GOOD, student=task.rules.students[0]).write()
+        yield edit(old, new)
+        while True:
+            yield call("submit_job")
+
+    return script
 
 
 _MALFORMED = '<tool_call>\n{"name": "submit_job", "arguments": {}\n</tool_call>'
@@ -216,9 +224,7 @@ MISTAKES: dict[str, Callable[[Task], Script]] = {
     "unknown_student": _job_mistake(student="nano-wran"),
     "uneven_groups": _job_mistake(batch_size=60),
     "over_budget": _job_mistake(max_steps=100_000),
-    "missing_module": _again(
-        edit('__all__ = ["Tasks"]', '__all__ = ["Missing"]'), call("submit_job")
-    ),
+    "missing_module": _environment_mistake('__all__ = ["Tasks"]', '__all__ = ["Missing"]'),
     "sync_reward": _environment_mistake(*BROKEN_EDITS[0]),
     "syntax_error": _environment_mistake(*BROKEN_EDITS[1]),
     "constant_reward": _environment_mistake(*BROKEN_EDITS[2]),
@@ -245,7 +251,7 @@ class _Noisy:
             self._student = best_student(replies, self._task.rules.students)
         if self._chance(0.1):
             yield from self._do(self._rng.choice(_LOOKS))
-        if self._right() or self._chance(0.7):
+        if self._right() or self._chance(0.9):
             self._choice = self._choose(sloppy=not self._right())
             yield from self._do(self._choice.write())
         yield from self._improve()

@@ -18,14 +18,8 @@ def make_workspace(task: Task, settings: RunSettings) -> Workspace:
     """The folder of a new episode: the instructions and the scaffold that the settings choose."""
     files = {instructions.PATH: instructions.render(task, settings)}
     if settings.agent.scaffold == "starter":
-        files |= starter(task)
+        files |= task.family.starter_files()
     return Workspace(files, readonly=[instructions.PATH])
-
-
-def starter(task: Task) -> dict[str, str]:
-    """A job that is valid and naive: the first student, too small a learning rate, easy tasks."""
-    job = job_toml(task.rules.students[0], "1e-5", batch_size=32, group_size=8, max_steps=5)
-    return {JOB: job, **task.family.starter_files()}
 
 
 def job_toml(
