@@ -51,13 +51,13 @@ class AgentSettings(Settings):
 class OuterSettings(Settings):
     """The outer loop: importance-sampling GRPO on the trainer agent."""
 
-    steps: int = Field(14, ge=1)
+    steps: int = Field(12, ge=1)
     """Updates of the agent."""
-    groups: int = Field(2, ge=1)
+    groups: int = Field(4, ge=1)
     """Tasks in a step; episodes of one task form a group."""
     group_size: int = Field(8, ge=2)
     """Episodes of one task: the group whose mean reward is the baseline."""
-    learning_rate: float = Field(1e-3, gt=0)
+    learning_rate: float = Field(5e-3, gt=0)
     """Adam's learning rate for the agent's adapter."""
     heldout_episodes: int = Field(16, ge=0)
     """Episodes on each held-out family before and after training; 0 leaves them out."""

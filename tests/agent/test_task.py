@@ -11,7 +11,7 @@ from metatrainer.agent.scaffold import ENVIRONMENT, JOB, make_workspace
 from metatrainer.agent.task import draw_task
 from metatrainer.config import AgentSettings, LimitSettings, RunSettings
 from metatrainer.errors import ConfigError
-from metatrainer.jobs.spec import JobSpec, TrainingSpec, parse_job_toml
+from metatrainer.jobs.spec import TrainingSpec
 from metatrainer.reward import RewardConfig
 
 SETTINGS = RunSettings()

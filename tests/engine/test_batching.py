@@ -18,16 +18,20 @@ def test_common_prefix_is_the_longest():
 
 def test_every_row_comes_once_and_batches_fit():
     rng = random.Random(1)
-    leads = [[lead] * 300 for lead in range(3)]
-    rows = [rng.choice(leads) + [rng.randint(5, 9)] * rng.randint(1, 20) for _ in range(40)]
-    rows += [[100 + i] * rng.randint(10, 60) for i in range(10)]
-    batches = micro_batches(rows, 1500)
+    lengths = [rng.randint(1, 60) for _ in range(50)]
+    batches = micro_batches(lengths, 300)
     assert sorted(i for batch in batches for i in batch) == list(range(50))
-    for batch in batches:
-        assert len(batch) == 1 or len(batch) * max(len(rows[i]) for i in batch) <= 1500
-        assert len({rows[i][0] for i in batch if rows[i][0] < 3}) <= 1
-    assert len(families_of(rows)) == 4
+    assert all(len(batch) * max(lengths[i] for i in batch) <= 300 for batch in batches)
+    assert micro_batches([], 300) == []
 
 
 def test_a_row_longer_than_the_budget_stands_alone():
-    assert micro_batches([[1] * 50, [2] * 3], 10) == [[1], [0]]
+    assert micro_batches([50, 3], 10) == [[1], [0]]
+
+
+def test_rows_that_share_much_are_found():
+    leads = [[lead] * 300 for lead in range(3)]
+    rows = [leads[i % 3] + [100 + i] for i in range(30)] + [[500 + i] * 9 for i in range(4)]
+    clusters = families_of(rows)
+    assert sorted(map(len, clusters)) == [4, 10, 10, 10]
+    assert all(len({rows[i][0] for i in c}) == 1 for c in clusters if len(c) == 10)

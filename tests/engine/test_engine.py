@@ -38,7 +38,7 @@ def moved(engine, seed=1, scale=0.2):
 
 def test_logits_agree_with_transformers(reference, engine):
     ids = torch.tensor([prompts(1, low=19)[0]])
-    hidden, _ = forward(engine.config, engine.base, engine.rope, ids)
+    hidden, _, _ = forward(engine.config, engine.base, engine.rope, ids)
     ours = F.linear(hidden, engine.base.head)
     theirs = reference[1](ids).logits
     assert (ours - theirs).abs().max() < 1e-3
@@ -133,7 +133,7 @@ def test_known_prefixes_change_nothing(reference, engine):
 def test_sampling_follows_the_distribution(engine):
     """Frequencies of 4,000 draws of one token: each within 5 standard errors of its probability."""
     prompt = prompts(1, seed=8)[0]
-    hidden, _ = forward(engine.config, engine.base, engine.rope, torch.tensor([prompt]))
+    hidden, _, _ = forward(engine.config, engine.base, engine.rope, torch.tensor([prompt]))
     logits = F.linear(hidden[0, -1], engine.base.head)
     n = 4000
     for params in (SamplingParams(1, temperature=0.7), SamplingParams(1, top_k=5)):

@@ -34,7 +34,7 @@ def test_transformers_loads_the_same_model(name):
     assert model.num_parameters() == catalogue.models()[name].parameters
     ids = torch.tensor([tokenizer.encode("Who is the boss of the friend of BelMar?\n" * 4)])
     with torch.no_grad():
-        hidden, _ = forward(engine.config, engine.base, engine.rope, ids)
+        hidden, _, _ = forward(engine.config, engine.base, engine.rope, ids)
         ours, theirs = F.linear(hidden, engine.base.head), model(ids).logits
     assert (ours - theirs).abs().max() < 1e-3
     for token in (*SPECIAL_TOKENS, *PLAIN_TOKENS):

@@ -44,13 +44,11 @@ def families_of(rows: Sequence[Tokens]) -> list[list[int]]:
     return worth + ([others] if others else [])
 
 
-def micro_batches(rows: Sequence[Tokens], budget: int) -> list[list[int]]:
+def micro_batches(lengths: list[int], budget: int) -> list[list[int]]:
     """Row numbers in batches of similar length, each within `budget` padded tokens if it can be."""
     batches: list[list[int]] = []
-    for cluster in families_of(rows):
-        batches.append([])
-        for i in sorted(cluster, key=lambda i: len(rows[i])):
-            if batches[-1] and (len(batches[-1]) + 1) * len(rows[i]) > budget:
-                batches.append([])
-            batches[-1].append(i)
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if not batches or (len(batches[-1]) + 1) * lengths[i] > budget:
+            batches.append([])
+        batches[-1].append(i)
     return batches

@@ -32,7 +32,7 @@ from metatrainer.errors import ConfigError
 _MICRO_BATCH_TOKENS = 16384
 _PREFIX_BYTES = 1 << 30
 _SHARED_TOKENS = 64
-"""Prompts that begin with as many equal tokens are worth computing that beginning once."""
+"""Beginnings that save as many tokens are worth computing once, in a pass of their own."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ class Engine:
         out = []
         for sequence in sequences:
             ids = torch.tensor([sequence], device=self.device)
-            hidden, _ = forward(self.config, weights, self.rope, ids[:, :-1])
+            hidden, _, _ = forward(self.config, weights, self.rope, ids[:, :-1])
             logits = F.linear(hidden[0], weights.head).float()
             picked = logits.gather(1, ids[0, 1:, None])[:, 0] - logits.logsumexp(dim=-1)
             out.append(picked.tolist())
@@ -244,58 +244,76 @@ class Engine:
         if loss_fn not in LOSSES:
             raise ConfigError(f"unknown loss {loss_fn!r}; this engine has {', '.join(LOSSES)}")
         total, logprobs = 0.0, [[0.0] * len(row.tokens) for row in rows]
-        for members in micro_batches([row.tokens for row in rows], _MICRO_BATCH_TOKENS):
+        places = [_places(row, INPUTS[loss_fn]) for row in rows]
+        taking_part = [i for i, found in enumerate(places) if found]
+        lengths = [len(rows[i].tokens) - places[i][0] for i in taking_part]
+        for batch in micro_batches(lengths, _MICRO_BATCH_TOKENS):
+            members = [taking_part[j] for j in batch]
             with torch.set_grad_enabled(backward):
-                batch = [rows[i] for i in members]
-                loss, picked, places = self._batch_loss(batch, adapter, loss_fn)
-                if backward and picked.numel():
+                loss, picked = self._batch_loss(
+                    [rows[i] for i in members], [places[i] for i in members], adapter, loss_fn
+                )
+                if backward:
                     loss.backward()
             total += float(loss.detach())
-            for (row, position), value in zip(places, picked.tolist()):
-                logprobs[members[row]][position] = value
+            values = iter(picked.tolist())
+            for i in members:
+                for t in places[i]:
+                    logprobs[i][t] = next(values)
         return TrainOutput(total, logprobs)
 
     def _batch_loss(
-        self, rows: list[TrainRow], adapter: int, loss_fn: str
-    ) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
-        """Loss, log-probabilities and (row, position) of every target that takes part."""
-        names = INPUTS[loss_fn]
-        places = [
-            (i, t)
-            for i, row in enumerate(rows)
-            for t, values in enumerate(zip(*(getattr(row, name) for name in names)))
-            if any(values)
-        ]
-        if not places:
-            return torch.zeros(()), torch.zeros(0), []
+        self, rows: list[TrainRow], places: list[list[int]], adapter: int, loss_fn: str
+    ) -> tuple[Tensor, Tensor]:
+        """The summed loss, and the log-probability of every target that takes part, row by row."""
         weights = self._get(adapter).weights(self.base)
-        # No position that takes part may lie before the end of the shared beginning.
-        limit = min(min(t for _, t in places), min(len(row.tokens) for row in rows) - 1)
-        shared = common_prefix([row.tokens for row in rows], limit)
-        hidden = self._hidden(rows, weights, shared)
-        index = torch.tensor(places, device=self.device)
-        selected = hidden[index[:, 0], index[:, 1] - shared]
-        logits = F.linear(selected, weights.head).float()
-        targets = torch.tensor([rows[i].targets[t] for i, t in places], device=self.device)
+        firsts = [found[0] for found in places]
+        prefix = self._shared_beginnings(rows, firsts, weights)
+        starts = firsts if prefix else [0] * len(rows)
+        ids = _padded([row.tokens[start:] for row, start in zip(rows, starts)], self.device)
+        hidden, _, _ = forward(self.config, weights, self.rope, ids, prefix)
+        flat = [(i, t) for i, found in enumerate(places) for t in found]
+        row_of = torch.tensor([i for i, _ in flat], device=self.device)
+        place_of = torch.tensor([t - starts[i] for i, t in flat], device=self.device)
+        logits = F.linear(hidden[row_of, place_of], weights.head).float()
+        targets = torch.tensor([rows[i].targets[t] for i, t in flat], device=self.device)
         picked = -F.cross_entropy(logits, targets, reduction="none")
         inputs = {
-            name: torch.tensor([getattr(rows[i], name)[t] for i, t in places], device=self.device)
-            for name in names
+            name: torch.tensor([getattr(rows[i], name)[t] for i, t in flat], device=self.device)
+            for name in INPUTS[loss_fn]
         }
-        return LOSSES[loss_fn](picked, inputs), picked, places
+        return LOSSES[loss_fn](picked, inputs), picked
 
-    def _hidden(self, rows: list[TrainRow], weights: Weights, shared: int) -> Tensor:
-        """Hidden states of the rows past their shared prefix, which is computed once."""
-        prefix: Prefix | None = None
-        if shared:
-            head = torch.tensor([rows[0].tokens[:shared]], device=self.device)
-            _, prefix = forward(self.config, weights, self.rope, head)
-        width = max(len(row.tokens) for row in rows) - shared
-        ids = [row.tokens[shared:] for row in rows]
-        padded = torch.tensor([r + [0] * (width - len(r)) for r in ids], device=self.device)
-        hidden, _ = forward(self.config, weights, self.rope, padded, prefix)
-        return hidden
+    def _shared_beginnings(
+        self, rows: list[TrainRow], firsts: list[int], weights: Weights
+    ) -> Prefix | None:
+        """What rows have before their first target, computed once for each different beginning.
+
+        None where rows share too little to be worth a pass of its own.
+        """
+        unique: dict[tuple[int, ...], int] = {}
+        of_row = [
+            unique.setdefault(tuple(row.tokens[:first]), len(unique))
+            for row, first in zip(rows, firsts)
+        ]
+        if sum(firsts) - sum(map(len, unique)) < _SHARED_TOKENS:
+            return None
+        ids = _padded([list(beginning) for beginning in unique], self.device)
+        _, keys, values = forward(self.config, weights, self.rope, ids)
+        length = torch.tensor([len(beginning) for beginning in unique], device=self.device)
+        return Prefix(keys, values, length, torch.tensor(of_row, device=self.device))
 
     def optim_step(self, adapter: int, params: AdamParams) -> dict[str, float]:
         """One Adam step on the gradients added since the last one."""
         return {"grad_norm": self._get(adapter).adam_step(params)}
+
+
+def _places(row: TrainRow, names: tuple[str, ...]) -> list[int]:
+    """Positions of a row that take part in a loss with these inputs."""
+    return [t for t, values in enumerate(zip(*(getattr(row, n) for n in names))) if any(values)]
+
+
+def _padded(rows: list[list[int]], device: str) -> Tensor:
+    """[rows, longest] token ids, padded on the right."""
+    width = max(1, max(len(row) for row in rows))
+    return torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)

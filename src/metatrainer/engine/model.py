@@ -191,14 +191,27 @@ class KVCache:
 
 @dataclass
 class Prefix:
-    """Keys and values of tokens that all rows begin with, kept in the autograd graph.
+    """Beginnings that rows share, computed once and kept in the autograd graph.
 
-    keys, values: one [1, G, P, D] for each layer.
+    R different beginnings of up to P tokens, padded on the right.
     """
 
-    keys: list[Tensor]
-    values: list[Tensor]
-    length: int
+    keys: list[Tensor]  # for each layer [R, G, P, D]
+    values: list[Tensor]  # likewise
+    length: Tensor  # [R] tokens of each
+    of_row: Tensor  # [B] the beginning of each row
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, G, P + N, D] of a layer: the rows' beginnings, then their own."""
+        before = self.keys[layer][self.of_row], self.values[layer][self.of_row]
+        return torch.cat((before[0], k), dim=2), torch.cat((before[1], v), dim=2)
+
+    def mask(self, n: int) -> Tensor:
+        """What each of a row's n tokens may look at, [B, 1, N, P + N]."""
+        places = torch.arange(self.keys[0].shape[2], device=self.length.device)
+        known = (places < self.length[self.of_row, None])[:, None, :].expand(-1, n, -1)
+        own = torch.ones(n, n, dtype=torch.bool, device=places.device).tril()
+        return torch.cat((known, own.expand(len(known), -1, -1)), dim=2)[:, None]
 
 
 def _heads(
@@ -224,21 +237,18 @@ def forward(
     rope: Rope,
     ids: Tensor,
     prefix: Prefix | None = None,
-) -> tuple[Tensor, Prefix]:
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Hidden states of whole rows, with gradients: for training and scoring.
 
-    ids: [B, N], padded on the right (padding never reaches earlier tokens).
-    prefix: what all rows begin with, from an earlier call on that prefix alone.
-    Returns hidden [B, N, d] after the last norm, and the keys and values of `ids` as a Prefix
-    (usable where B is 1).
+    ids: [B, N], padded on the right (padding never reaches earlier tokens); with a prefix, what
+    follows it. Returns hidden [B, N, d] after the last norm, and each layer's keys and values
+    [B, G, N, D] of `ids`.
     """
     b, n = ids.shape
-    start = prefix.length if prefix else 0
-    position = torch.arange(start, start + n, device=ids.device)
-    mask = None
+    position = torch.arange(n, device=ids.device)
     if prefix:
-        ones = torch.ones(n, start + n, dtype=torch.bool, device=ids.device)
-        mask = ones.tril(diagonal=start)
+        position = prefix.length[prefix.of_row, None] + position
+    mask = prefix.mask(n) if prefix else None
     grouped = config.num_attention_heads != config.num_key_value_heads
     x = F.embedding(ids, weights.embed)
     keys, values = [], []
@@ -248,15 +258,13 @@ def forward(
         keys.append(k)
         values.append(v)
         if prefix:
-            k = torch.cat((prefix.keys[i].expand(b, -1, -1, -1), k), dim=2)
-            v = torch.cat((prefix.values[i].expand(b, -1, -1, -1), v), dim=2)
+            k, v = prefix.extend(i, k, v)
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
         )
         x = x + F.linear(out.transpose(1, 2).reshape(b, n, -1), layer.o)
         x = x + _feed_forward(config, layer, x)
-    hidden = F.rms_norm(x, (config.hidden_size,), weights.norm, config.rms_norm_eps)
-    return hidden, Prefix(keys, values, start + n)
+    return F.rms_norm(x, (config.hidden_size,), weights.norm, config.rms_norm_eps), keys, values
 
 
 @torch.no_grad()
