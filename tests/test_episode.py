@@ -140,7 +140,7 @@ def test_a_submission_that_is_no_toml_does_not_count_as_one(lab: Lab) -> None:
 def test_training_on_hidden_items_costs_everything(lab: Lab) -> None:
     leak = f"PROMPT = {lab.task.rules.hidden[0].prompt!r}\n"
     write = call("write_file", path="environment/extra.py", content=leak)
-    terms = lab.play(write, call("submit_job"), call("submit_job"))
+    terms = lab.play(WRITE, write, call("submit_job"), call("submit_job"))
     assert (terms.outcome, terms.total, terms.validation) == ("cheating", 0.0, 0.0)
     assert len(lab.ledger.attempts(str(ID))) == 1
     assert lab.pool.orders == []
