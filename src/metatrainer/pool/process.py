@@ -62,7 +62,7 @@ class WorkerProcess:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             limit=LINE_BYTES,
-            env=_environment(),
+            env=worker_environment(),
             start_new_session=True,
         )
         self._drain = asyncio.create_task(self._keep_tail())
@@ -152,7 +152,8 @@ class WorkerProcess:
         return f"{message}; its last words: {tail}" if tail else message
 
 
-def _environment() -> dict[str, str]:
+def worker_environment() -> dict[str, str]:
+    """Environment variables of a worker: no key, one thread, memory kept."""
     kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     # One thread a slot: on a shared machine more threads make every job slower.
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
