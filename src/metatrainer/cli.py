@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from metatrainer.errors import ConfigError, MetatrainerError, SandboxUnavailable
+from metatrainer.jobcli import job
+from metatrainer.options import Config, Set
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,12 +42,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 nano = typer.Typer(help="The small models that ship with metatrainer.", no_args_is_help=True)
+app.add_typer(job, name="job")
 app.add_typer(nano, name="nano")
-
-Set = Annotated[
-    list[str],
-    typer.Option("--set", metavar="KEY=VALUE", help="Replace a setting, as in outer.steps=4."),
-]
 
 
 def main() -> None:
@@ -150,10 +148,7 @@ def episode(
         str,
         typer.Option(help="Who plays: reference, random or broken (scripts), or model."),
     ] = "reference",
-    config: Annotated[
-        Path | None,
-        typer.Option(help="Settings to play under.", show_default="the nano preset's"),
-    ] = None,
+    config: Config = None,
     seed: Annotated[int, typer.Option(help="Which task, and which choices of the agent.")] = 0,
     settings: Set = [],  # noqa: B006 (typer reads the default, nothing changes it)
 ) -> None:

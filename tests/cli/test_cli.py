@@ -57,7 +57,15 @@ def finished(tmp_path: Path) -> RunDir:
 def test_help_teaches_by_example_and_loads_nothing_heavy(cli: Cli) -> None:
     done = cli("--help")
     assert done.returncode == 0
-    for word in ("train", "report", "episode", "families", "nano", "metatrainer train configs/"):
+    for word in (
+        "train",
+        "report",
+        "episode",
+        "families",
+        "job",
+        "nano",
+        "metatrainer train configs/",
+    ):
         assert word in done.stdout
     assert "metatrainer train --resume" in cli("train", "--help").stdout
     loaded = subprocess.run(

@@ -1,0 +1,186 @@
+"""A job without an agent: a person writes the folder, and it is validated and run as any other.
+
+Knows how a job's folder is read and what a single job needs. Knows nothing about episodes, rewards
+of the agent or how anything is shown.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from metatrainer import families
+from metatrainer.agent.policies import GOOD
+from metatrainer.agent.scaffold import job_toml
+from metatrainer.agent.task import draw_task
+from metatrainer.agent.validator import FIRST_SLOT
+from metatrainer.config import PoolSettings, RunSettings
+from metatrainer.errors import ConfigError
+from metatrainer.jobs.compile import Compiled, Target, compile_job
+from metatrainer.jobs.findings import Finding
+from metatrainer.jobs.spec import JOB_FILE, JobSpec, parse_job_toml
+from metatrainer.jobs.validate import TaskRules, Verdict, validate
+from metatrainer.pool import jobdir
+from metatrainer.pool.base import JobOrder, JobResult
+from metatrainer.pool.local import LocalPool
+from metatrainer.sandbox.host import MAX_FILES, MAX_FILES_SIZE, Guest
+from metatrainer.students import catalogue
+from metatrainer.students.score import Score
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a job is judged against: its own hidden items, drawn now and never again."""
+
+    settings: RunSettings
+    family: str
+    hidden_seed: int
+    rules: TaskRules
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A job that was run, with the student's score before it."""
+
+    before: Score
+    result: JobResult
+
+
+def make_task(settings: RunSettings, family: str, seed: int = 0) -> Task:
+    """A task with fresh hidden items. Raises ConfigError for an unknown family."""
+    hidden_seed = secrets.randbits(62)
+    rules = draw_task(settings, family, seed, hidden_seed).rules
+    return Task(settings, family, hidden_seed, rules)
+
+
+def new(family: str, student: str, folder: Path) -> list[Path]:
+    """Write the starter environment and a job.toml that trains on it. Returns the files.
+
+    Raises ConfigError for an unknown family or student, or a folder that holds something.
+    """
+    files = families.get(family).starter_files()
+    files[JOB_FILE] = job_toml(
+        catalogue.get(student).name,
+        GOOD.learning_rate,
+        batch_size=GOOD.batch_size,
+        group_size=GOOD.group_size,
+        max_steps=GOOD.max_steps,
+    )
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there already; name a folder that is new or empty")
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
+    return [folder / path for path in files]
+
+
+def read(folder: Path) -> dict[str, str]:
+    """The files of a job's folder, but for hidden ones and what Python caches.
+
+    Raises ConfigError for what cannot be a job: no folder, links, other than text, too much.
+    """
+    if not folder.is_dir():
+        raise ConfigError(
+            f"no folder {folder}; write one with: metatrainer job new FAMILY {folder}"
+        )
+    files: dict[str, str] = {}
+    size = 0
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder)
+        if any(part.startswith(".") or part == "__pycache__" for part in name.parts):
+            continue
+        if path.is_symlink():
+            raise ConfigError(f"{path} is a link; put what it points to in its place")
+        if path.is_file():
+            size += path.stat().st_size
+            if len(files) == MAX_FILES or size > MAX_FILES_SIZE:
+                raise ConfigError(
+                    f"{folder} holds more than {MAX_FILES} files or {MAX_FILES_SIZE} bytes; "
+                    "give the folder of a job alone"
+                )
+            files[name.as_posix()] = _text(path)
+    return dict(sorted(files.items()))
+
+
+def check(files: dict[str, str], task: Task) -> Verdict:
+    """Validate a job in a sandbox of its own. Raises SandboxUnavailable."""
+    with Guest(FIRST_SLOT) as guest:
+        return validate(files, task.rules, guest)
+
+
+async def run(
+    files: dict[str, str],
+    spec: JobSpec,
+    task: Task,
+    seed: int,
+    on_baseline: Callable[[Score], None] = lambda score: None,
+) -> Ran:
+    """Score the student, train it, score it again on the same items.
+
+    files, spec: of a job that was found valid. seed: of the adapter and of sampling.
+    """
+    student = spec.prime_rl.model
+    settings = task.settings.model_copy(
+        update={"students": (student,), "pool": PoolSettings(slots=1)}
+    )
+    pool = LocalPool(settings, task.hidden_seed)
+    with tempfile.TemporaryDirectory(prefix="metatrainer-") as folder:
+        order = JobOrder(
+            job_id="by-hand", family=task.family, job_dir=Path(folder), student=student, seed=seed
+        )
+        jobdir.create(order, files)
+        await pool.start()
+        try:
+            (before,) = await pool.baselines(task.family)
+            on_baseline(before)
+            return Ran(before, await pool.run(order))
+        finally:
+            await pool.close()
+
+
+def compiled(
+    folder: Path,
+    family: str,
+    *,
+    gpus: int,
+    model: str | None,
+    harness: str,
+    config_path: Path,
+    settings: RunSettings,
+) -> Compiled | list[Finding]:
+    """A job for prime-rl, or what is wrong with its job.toml.
+
+    model: the student as prime-rl loads it; None is the shipped one of the catalogue.
+    Raises ConfigError for a missing folder or job.toml, an unknown family or student, and what
+    prime-rl cannot run.
+    """
+    known = families.get(family)
+    text = read(folder).get(JOB_FILE)
+    if text is None:
+        raise ConfigError(f"no {JOB_FILE} in {folder}; metatrainer job new shows one")
+    spec = parse_job_toml(text)
+    if isinstance(spec, list):
+        return spec
+    student = catalogue.get(spec.prime_rl.model).name
+    target = Target(
+        model=model or str(catalogue.verified_folder(student)),
+        job_dir=str(folder.resolve()),
+        config_path=str(config_path),
+        run_name=folder.resolve().name,
+        gpus=1 if gpus == 1 else 2,
+        harness=harness,
+        evaluation=settings.evaluation,
+    )
+    return compile_job(spec, known, target)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not text in UTF-8; take it out of the job") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None

@@ -1,0 +1,264 @@
+"""The commands `metatrainer job ...`: a job by hand, without any agent.
+
+Reads arguments and prints; the work is elsewhere and is imported when a command runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from metatrainer.errors import ConfigError
+from metatrainer.options import Config, Set
+
+if TYPE_CHECKING:
+    from metatrainer.by_hand import Ran, Task
+    from metatrainer.config import RunSettings
+    from metatrainer.jobs.findings import Finding
+    from metatrainer.jobs.validate import Verdict
+    from metatrainer.students.score import Score
+
+SHOWN_STEPS = 20
+"""Steps of the curve that are printed; of more, as many evenly spaced ones."""
+
+job = typer.Typer(help="Write, check, run and compile a job by hand.", no_args_is_help=True)
+
+Folder = Annotated[Path, typer.Argument(help="Folder with job.toml and the environment.")]
+Family = Annotated[str, typer.Option(help="What the job is to teach.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@job.command("new")
+def job_new(
+    family: Annotated[str, typer.Argument(help="What the job is to teach.")],
+    folder: Annotated[
+        Path | None, typer.Argument(help="Folder to write.", show_default="<family>-job")
+    ] = None,
+    student: Annotated[str, typer.Option(help="Base model to train.")] = "nano-wren",
+) -> None:
+    """Write a job that works, to change: the starter environment and a job.toml.
+
+    \b
+    metatrainer job new persona
+    metatrainer job new triage my-job --student nano-finch
+    """
+    from metatrainer import by_hand
+
+    folder = folder or Path(f"{family}-job")
+    for path in by_hand.new(family, student, folder):
+        print(f"wrote {path}")
+    print(f"next: metatrainer job validate {folder} --family {family}")
+
+
+@job.command("validate")
+def job_validate(
+    folder: Folder,
+    family: Family,
+    as_json: Json = False,
+    config: Config = None,
+    settings: Set = [],  # noqa: B006 (typer reads the default, nothing changes it)
+) -> None:
+    """Check a job as a submission is checked. Exits with 1 if it is refused.
+
+    \b
+    metatrainer job validate persona-job --family persona
+    """
+    files, task = _read(folder, family, config, settings)
+    verdict = _judge(files, task, as_json)
+    if as_json:
+        print(json.dumps(_verdict(verdict), indent=2))
+    else:
+        print(f"ok: {_spec_line(verdict)} ({verdict.seconds:.1f} s)")
+
+
+@job.command("run")
+def job_run(
+    folder: Folder,
+    family: Family,
+    as_json: Json = False,
+    seed: Annotated[int, typer.Option(help="Of the adapter and of sampling.")] = 0,
+    config: Config = None,
+    settings: Set = [],  # noqa: B006 (typer reads the default, nothing changes it)
+) -> None:
+    """Train one job here: score the student on fresh hidden items, train it, score it again.
+
+    Exits with 1 if the job is refused or fails.
+
+    \b
+    metatrainer job run persona-job --family persona
+    metatrainer job run persona-job --family persona --set limits.max_seconds=120
+    """
+    import asyncio
+
+    from metatrainer import by_hand
+
+    files, task = _read(folder, family, config, settings)
+    verdict = _judge(files, task, as_json)
+    assert verdict.spec is not None  # a job that was not refused has one
+
+    def show(before: Score) -> None:
+        if not as_json:
+            print(f"training: {_spec_line(verdict)}\nbefore  {_score(before)}", flush=True)
+
+    ran = asyncio.run(by_hand.run(files, verdict.spec, task, seed, show))
+    if as_json:
+        print(json.dumps(_outcome(ran), indent=2))
+    else:
+        _print_ran(ran)
+    if ran.result.outcome != "ok":
+        raise typer.Exit(1)
+
+
+@job.command("compile")
+def job_compile(
+    folder: Folder,
+    family: Family,
+    gpus: Annotated[int, typer.Option(min=1, max=2, help="GPUs to share or to divide.")] = 2,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="The student as prime-rl loads it: a Hugging Face name or a folder.",
+            show_default="the shipped model that job.toml names",
+        ),
+    ] = None,
+    harness: Annotated[
+        str, typer.Option(help="Verifiers harness that gives students their tools.")
+    ] = "null",
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="Write the config here.", show_default="print it"),
+    ] = None,
+    config: Config = None,
+    settings: Set = [],  # noqa: B006 (typer reads the default, nothing changes it)
+) -> None:
+    """Make a complete prime-rl config of a job, and the command that would run it.
+
+    The job's code is not run; validate does that.
+
+    \b
+    metatrainer job compile persona-job --family persona --gpus 1 --model Qwen/Qwen3-0.6B
+    """
+    from metatrainer import by_hand
+
+    done = by_hand.compiled(
+        folder,
+        family,
+        gpus=gpus,
+        model=model,
+        harness=harness,
+        config_path=out or Path("rl.toml"),
+        settings=_settings(config, settings),
+    )
+    if isinstance(done, list):
+        _print_findings(done)
+        raise typer.Exit(1)
+    for note in done.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if out is None:
+        # The commands as comments, so that what is printed is a TOML file as it stands.
+        print(done.text + "\n" + "\n".join(f"# run: {command}" for command in done.commands))
+        return
+    try:
+        out.write_text(done.text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {out}: {error.strerror}") from None
+    print("\n".join(done.commands))
+
+
+def _settings(config: Path | None, overrides: list[str]) -> RunSettings:
+    from metatrainer.config import check_names, load_config
+
+    resolved = load_config(config, overrides)
+    check_names(resolved)
+    return resolved
+
+
+def _read(
+    folder: Path, family: str, config: Path | None, overrides: list[str]
+) -> tuple[dict[str, str], Task]:
+    """A job's files and the task to judge them by, once there is a sandbox to do it in."""
+    from metatrainer import by_hand
+    from metatrainer.sandbox import bwrap
+
+    task = by_hand.make_task(_settings(config, overrides), family)
+    files = by_hand.read(folder)
+    bwrap.require()
+    return files, task
+
+
+def _judge(files: dict[str, str], task: Task, as_json: bool) -> Verdict:
+    """The verdict on a valid job; a refused one is shown and ends the command."""
+    from metatrainer import by_hand
+
+    verdict = by_hand.check(files, task)
+    if not verdict.ok:
+        if as_json:
+            print(json.dumps(_verdict(verdict), indent=2))
+        else:
+            _print_findings(verdict.findings)
+        raise typer.Exit(1)
+    return verdict
+
+
+def _print_findings(findings: list[Finding]) -> None:
+    for finding in findings:
+        print(finding.render())
+    print(f"refused: {len(findings)} finding{'s' if len(findings) > 1 else ''}", file=sys.stderr)
+
+
+def _print_ran(ran: Ran) -> None:
+    from metatrainer.sandbox.host import clean
+
+    curve = ran.result.curve
+    if curve:
+        print("  step  reward  no signal  unfinished  seconds")
+    every = -(-len(curve) // SHOWN_STEPS) or 1
+    for row in curve[::-every][::-1]:  # counted from the last step, which is always shown
+        print(
+            f"  {row['step'] + 1:4}  {row['reward']:6.3f}  {row['dead_groups']:9.0%}"
+            f"  {row['unfinished']:10.0%}  {row['seconds']:7.2f}"
+        )
+    if ran.result.post is None:
+        print(f"{ran.result.outcome}: {clean(ran.result.message)}")
+        return
+    print(f"after   {_score(ran.result.post)}")
+    print(
+        f"{ran.result.post.mean - ran.before.mean:+.3f} on the same hidden items, "
+        f"{ran.result.rollouts} rollouts in {ran.result.train_seconds:.1f} s"
+    )
+
+
+def _score(score: Score) -> str:
+    return (
+        f"{score.student} {score.mean:.3f} on {score.family}, "
+        f"95 % {score.low:.3f}-{score.high:.3f}, n = {score.n}"
+    )
+
+
+def _spec_line(verdict: Verdict) -> str:
+    assert verdict.spec is not None
+    s = verdict.spec.prime_rl
+    return f"{s.model}, {s.max_steps} steps of {s.batch_size} rollouts, lr {s.learning_rate:g}"
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "ok": verdict.ok,
+        "cheating": verdict.cheating,
+        "findings": [finding.as_dict() for finding in verdict.findings],
+        "seconds": verdict.seconds,
+    }
+
+
+def _outcome(ran: Ran) -> dict[str, Any]:
+    kept = {"outcome", "message", "rollouts", "tokens", "train_seconds", "curve"}
+    return {
+        "ok": ran.result.outcome == "ok",
+        "before": ran.before.model_dump(),
+        "after": ran.result.post.model_dump() if ran.result.post else None,
+        **ran.result.model_dump(include=kept),
+    }

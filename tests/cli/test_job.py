@@ -1,0 +1,195 @@
+"""Jobs by hand through the command line: real processes, sandbox, students and hidden items."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from metatrainer.jobs.spec import JobSpec, parse_job_toml
+
+Job = Callable[..., subprocess.CompletedProcess[str]]
+PERSONA = ("--family", "persona")
+FEW = ("--set", "evaluation.items=8")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """job(*arguments): run metatrainer job in a working directory of its own."""
+
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "metatrainer", "job", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "COLUMNS": "100", "OMP_NUM_THREADS": "1", **environment},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return run
+
+
+@pytest.fixture
+def folder(job: Job, tmp_path: Path) -> Path:
+    """A new job on persona."""
+    assert job("new", "persona").returncode == 0
+    return tmp_path / "persona-job"
+
+
+def change(path: Path, old: str, new: str) -> None:
+    """Replace a text that must be in a file."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_a_new_job_is_valid_as_it_stands(job: Job, tmp_path: Path) -> None:
+    made = job("new", "triage", "mine", "--student", "nano-finch")
+    assert made.returncode == 0
+    assert "metatrainer job validate mine --family triage" in made.stdout
+    spec = parse_job_toml((tmp_path / "mine" / "job.toml").read_text())
+    assert isinstance(spec, JobSpec) and spec.prime_rl.model == "nano-finch"
+    checked = job("validate", "mine", "--family", "triage")
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert checked.stdout.startswith("ok: nano-finch")
+    verdict = json.loads(job("validate", "mine", "--family", "triage", "--json").stdout)
+    assert (verdict["ok"], verdict["findings"]) == (True, [])
+
+
+def test_a_broken_job_is_refused_with_its_findings(job: Job, folder: Path) -> None:
+    change(folder / "environment" / "__init__.py", "async def score", "def score")
+    done = job("validate", "persona-job", *PERSONA)
+    assert done.returncode == 1
+    assert "E-ASYNC environment/__init__.py" in done.stdout and "refused: 1" in done.stderr
+    for command in ("validate", "run"):
+        printed = job(command, "persona-job", *PERSONA, "--json")
+        assert printed.returncode == 1
+        verdict = json.loads(printed.stdout)
+        assert (verdict["ok"], verdict["findings"][0]["code"]) == (False, "E-ASYNC")
+
+
+def test_another_familys_job_is_refused(job: Job, folder: Path) -> None:
+    done = job("validate", "persona-job", "--family", "inventory")
+    assert done.returncode == 1 and "E-WORLD" in done.stdout
+
+
+def test_the_limits_are_those_of_the_settings(job: Job, folder: Path) -> None:
+    done = job("validate", "persona-job", *PERSONA, "--set", "limits.max_rollouts=640")
+    assert done.returncode == 1 and "E-BUDGET job.toml" in done.stdout
+
+
+def test_a_job_is_run_and_scored_before_and_after(job: Job, folder: Path, tmp_path: Path) -> None:
+    change(folder / "job.toml", "max_steps = 20", "max_steps = 2")
+    change(folder / "job.toml", "batch_size = 64", "batch_size = 16")
+    done = job("run", "persona-job", *PERSONA, *FEW)
+    assert done.returncode == 0, done.stderr
+    before, after = (
+        next(line for line in done.stdout.splitlines() if line.startswith(word))
+        for word in ("before", "after")
+    )
+    assert all("nano-wren" in line and line.endswith("n = 8") for line in (before, after))
+    assert [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")] == [
+        "step",
+        "1",
+        "2",
+    ]
+
+    ran = json.loads(job("run", "persona-job", *PERSONA, *FEW, "--json").stdout)
+    assert ran["ok"] and (ran["rollouts"], len(ran["curve"])) == (32, 2)
+    for score in (ran["before"], ran["after"]):
+        assert score["n"] == 8 and score["low"] <= score["mean"] <= score["high"]
+    assert [path.name for path in tmp_path.iterdir()] == ["persona-job"]
+
+
+def test_a_job_that_fails_says_why(job: Job, folder: Path) -> None:
+    change(folder / "job.toml", "max_steps = 20", "max_steps = 2")
+    # Fine where validation probes it, on 8 tasks; never at the size of a real batch.
+    change(
+        folder / "environment" / "__init__.py",
+        "        reply = trace.last_reply.strip()\n",
+        "        global SCORED\n"
+        "        SCORED += 1\n"
+        "        assert SCORED < 60, 'too many'\n"
+        "        reply = trace.last_reply.strip()\n",
+    )
+    change(folder / "environment" / "__init__.py", "TASKS = 64\n", "TASKS = 64\nSCORED = 0\n")
+    done = job("run", "persona-job", *PERSONA, *FEW)
+    assert done.returncode == 1
+    assert "env_error" in done.stdout and "too many" in done.stdout and "after" not in done.stdout
+
+
+def test_a_job_compiles_for_one_gpu_and_for_two(job: Job, folder: Path, tmp_path: Path) -> None:
+    one = job("compile", "persona-job", *PERSONA, "--gpus", "1")
+    assert one.returncode == 0
+    config = tomllib.loads(one.stdout)
+    assert config["model"]["name"].endswith("nano-wren")
+    assert config["run"]["name"] == "persona-job"
+    command = one.stdout.splitlines()[-1]
+    assert command == f"# run: CUDA_VISIBLE_DEVICES=0,0 PYTHONPATH={folder} rl @ rl.toml"
+    assert "lookup" in one.stderr
+    two = job("compile", "persona-job", *PERSONA, "--model", "Qwen/Qwen3-0.6B", "-o", "to.toml")
+    assert two.stdout == f"CUDA_VISIBLE_DEVICES=0,1 PYTHONPATH={folder} rl @ to.toml\n"
+    config = tomllib.loads((tmp_path / "to.toml").read_text())
+    assert config["model"]["name"] == "Qwen/Qwen3-0.6B"
+
+
+def test_compile_shows_what_is_wrong_with_the_settings(job: Job, folder: Path) -> None:
+    change(folder / "job.toml", "group_size = 8", "group_size = 7")
+    done = job("compile", "persona-job", *PERSONA)
+    assert done.returncode == 1 and done.stdout.startswith("E-BATCH job.toml:")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["new", "persna"], ["'persna'", "'persona'"]),
+        (["new", "persona", "x", "--student", "nano-wrem"], ["'nano-wrem'", "'nano-wren'"]),
+        (["new", "persona"], ["persona-job", "new or empty"]),
+        (["validate", "nowhere", *PERSONA], ["nowhere", "metatrainer job new"]),
+        (["run", "nowhere", *PERSONA], ["nowhere", "metatrainer job new"]),
+        (["compile", "nowhere", *PERSONA], ["nowhere", "metatrainer job new"]),
+        (["validate", "persona-job"], ["--family"]),
+        (["validate", "persona-job", "--family", "persna"], ["'persona'"]),
+        (["run", "persona-job", *PERSONA, "--set", 'students=["nano-wrem"]'], ["'nano-wren'"]),
+        (["compile", "persona-job", "--family", "persna"], ["'persona'"]),
+        (["compile", "persona-job/environment", *PERSONA], ["no job.toml"]),
+        (["compile", "persona-job", *PERSONA, "--gpus", "3"], ["--gpus"]),
+        (["compile", "persona-job", *PERSONA, "-o", "no/x.toml"], ["cannot write no/x.toml"]),
+    ],
+)
+def test_what_is_not_there_exits_with_2(
+    job: Job, folder: Path, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    done = job(*arguments)
+    assert done.returncode == 2 and done.stdout == ""
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["persona-job"]
+
+
+def test_a_folder_that_can_be_no_job_is_refused_before_it_is_read(job: Job, folder: Path) -> None:
+    (folder / "secret").symlink_to("/etc/hostname")
+    done = job("validate", "persona-job", *PERSONA)
+    assert done.returncode == 2 and "is a link" in done.stderr
+    (folder / "secret").unlink()
+    (folder / "weights").write_bytes(b"\xff\xfe")
+    done = job("validate", "persona-job", *PERSONA)
+    assert done.returncode == 2 and "not text" in done.stderr
+    (folder / "weights").write_bytes(b"x" * (1 << 20))
+    done = job("validate", "persona-job", *PERSONA)
+    assert done.returncode == 2 and "a job alone" in done.stderr
+
+
+def test_without_a_sandbox_nothing_is_run(job: Job, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    for command in ("validate", "run"):
+        done = job(command, "persona-job", *PERSONA, PATH=str(tmp_path / "bin"))
+        assert done.returncode == 2 and "bwrap" in done.stderr
