@@ -32,8 +32,8 @@ from metatrainer.students.score import Score
 
 
 @dataclass(frozen=True)
-class Task:
-    """What a job is judged against: its own hidden items, drawn now and never again."""
+class Trial:
+    """What one job is judged against: hidden items of its own, drawn now and never again."""
 
     settings: RunSettings
     family: str
@@ -49,11 +49,11 @@ class Ran:
     result: JobResult
 
 
-def make_task(settings: RunSettings, family: str, seed: int = 0) -> Task:
-    """A task with fresh hidden items. Raises ConfigError for an unknown family."""
+def make_trial(settings: RunSettings, family: str) -> Trial:
+    """A trial with fresh hidden items. Raises ConfigError for an unknown family."""
     hidden_seed = secrets.randbits(62)
-    rules = draw_task(settings, family, seed, hidden_seed).rules
-    return Task(settings, family, hidden_seed, rules)
+    rules = draw_task(settings, family, settings.seed, hidden_seed).rules
+    return Trial(settings, family, hidden_seed, rules)
 
 
 def new(family: str, student: str, folder: Path) -> list[Path]:
@@ -105,16 +105,16 @@ def read(folder: Path) -> dict[str, str]:
     return dict(sorted(files.items()))
 
 
-def check(files: dict[str, str], task: Task) -> Verdict:
+def check(files: dict[str, str], trial: Trial) -> Verdict:
     """Validate a job in a sandbox of its own. Raises SandboxUnavailable."""
     with Guest(FIRST_SLOT) as guest:
-        return validate(files, task.rules, guest)
+        return validate(files, trial.rules, guest)
 
 
 async def run(
     files: dict[str, str],
     spec: JobSpec,
-    task: Task,
+    trial: Trial,
     seed: int,
     on_baseline: Callable[[Score], None] = lambda score: None,
 ) -> Ran:
@@ -123,18 +123,18 @@ async def run(
     files, spec: of a job that was found valid. seed: of the adapter and of sampling.
     """
     student = spec.prime_rl.model
-    settings = task.settings.model_copy(
+    settings = trial.settings.model_copy(
         update={"students": (student,), "pool": PoolSettings(slots=1)}
     )
-    pool = LocalPool(settings, task.hidden_seed)
+    pool = LocalPool(settings, trial.hidden_seed)
     with tempfile.TemporaryDirectory(prefix="metatrainer-") as folder:
         order = JobOrder(
-            job_id="by-hand", family=task.family, job_dir=Path(folder), student=student, seed=seed
+            job_id="by-hand", family=trial.family, job_dir=Path(folder), student=student, seed=seed
         )
         jobdir.create(order, files)
         await pool.start()
         try:
-            (before,) = await pool.baselines(task.family)
+            (before,) = await pool.baselines(trial.family)
             on_baseline(before)
             return Ran(before, await pool.run(order))
         finally:

@@ -16,7 +16,7 @@ from metatrainer.errors import ConfigError
 from metatrainer.options import Config, Set
 
 if TYPE_CHECKING:
-    from metatrainer.by_hand import Ran, Task
+    from metatrainer.by_hand import Ran, Trial
     from metatrainer.config import RunSettings
     from metatrainer.jobs.findings import Finding
     from metatrainer.jobs.validate import Verdict
@@ -67,8 +67,8 @@ def job_validate(
     \b
     metatrainer job validate persona-job --family persona
     """
-    files, task = _read(folder, family, config, settings)
-    verdict = _judge(files, task, as_json)
+    files, trial = _read(folder, family, config, settings)
+    verdict = _judge(files, trial, as_json)
     if as_json:
         print(json.dumps(_verdict(verdict), indent=2))
     else:
@@ -96,15 +96,15 @@ def job_run(
 
     from metatrainer import by_hand
 
-    files, task = _read(folder, family, config, settings)
-    verdict = _judge(files, task, as_json)
+    files, trial = _read(folder, family, config, settings)
+    verdict = _judge(files, trial, as_json)
     assert verdict.spec is not None  # a job that was not refused has one
 
     def show(before: Score) -> None:
         if not as_json:
             print(f"training: {_spec_line(verdict)}\nbefore  {_score(before)}", flush=True)
 
-    ran = asyncio.run(by_hand.run(files, verdict.spec, task, seed, show))
+    ran = asyncio.run(by_hand.run(files, verdict.spec, trial, seed, show))
     if as_json:
         print(json.dumps(_outcome(ran), indent=2))
     else:
@@ -179,22 +179,22 @@ def _settings(config: Path | None, overrides: list[str]) -> RunSettings:
 
 def _read(
     folder: Path, family: str, config: Path | None, overrides: list[str]
-) -> tuple[dict[str, str], Task]:
-    """A job's files and the task to judge them by, once there is a sandbox to do it in."""
+) -> tuple[dict[str, str], Trial]:
+    """A job's files and what to judge them by, once there is a sandbox to do it in."""
     from metatrainer import by_hand
     from metatrainer.sandbox import bwrap
 
-    task = by_hand.make_task(_settings(config, overrides), family)
+    trial = by_hand.make_trial(_settings(config, overrides), family)
     files = by_hand.read(folder)
     bwrap.require()
-    return files, task
+    return files, trial
 
 
-def _judge(files: dict[str, str], task: Task, as_json: bool) -> Verdict:
+def _judge(files: dict[str, str], trial: Trial, as_json: bool) -> Verdict:
     """The verdict on a valid job; a refused one is shown and ends the command."""
     from metatrainer import by_hand
 
-    verdict = by_hand.check(files, task)
+    verdict = by_hand.check(files, trial)
     if not verdict.ok:
         if as_json:
             print(json.dumps(_verdict(verdict), indent=2))
