@@ -57,7 +57,7 @@ class OuterSettings(Settings):
     """Tasks in a step; episodes of one task form a group."""
     group_size: int = Field(8, ge=2)
     """Episodes of one task: the group whose mean reward is the baseline."""
-    learning_rate: float = Field(5e-3, gt=0)
+    learning_rate: float = Field(4e-3, gt=0)
     """Adam's learning rate for the agent's adapter."""
     heldout_episodes: int = Field(16, ge=0)
     """Episodes on each held-out family before and after training; 0 leaves them out."""
