@@ -18,6 +18,7 @@ import typer
 from metatrainer.errors import ConfigError, MetatrainerError, SandboxUnavailable
 from metatrainer.jobcli import job
 from metatrainer.options import Config, Set
+from metatrainer.webcli import watch
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,6 +45,7 @@ app = typer.Typer(
 nano = typer.Typer(help="The small models that ship with metatrainer.", no_args_is_help=True)
 app.add_typer(job, name="job")
 app.add_typer(nano, name="nano")
+app.command()(watch)
 
 
 def main() -> None:

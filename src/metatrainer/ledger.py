@@ -468,6 +468,11 @@ class Ledger:
             phase or "",
         )
 
+    def episodes_of(self, phase: str, step: int) -> list[EpisodeRow]:
+        """The episodes of one step, in the order of the run."""
+        sql = "SELECT * FROM episode WHERE phase = ? AND step = ? ORDER BY grp, idx, rowid"
+        return self._rows(EpisodeRow, sql, phase, step)
+
     def messages(self, episode: str) -> list[MessageRow]:
         return self._rows(MessageRow, "SELECT * FROM message WHERE episode = ? ORDER BY n", episode)
 
@@ -502,6 +507,15 @@ class Ledger:
 
     def steps(self) -> list[StepRow]:
         return self._rows(StepRow, "SELECT * FROM step ORDER BY n")
+
+    def query(self, sql: str, *values: Any) -> list[sqlite3.Row]:
+        """Rows of a SELECT, for views that want a few columns of many rows."""
+        with self._lock:
+            return self._db.execute(sql, values).fetchall()
+
+    def version(self) -> int:
+        """A number that changes when another process has written since this ledger was opened."""
+        return int(self.query("PRAGMA data_version")[0][0])
 
     def export_csv(self, folder: Path) -> list[Path]:
         """Write episodes.csv, jobs.csv, evals.csv and steps.csv; returns their paths.

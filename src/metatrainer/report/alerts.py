@@ -1,0 +1,70 @@
+"""What is going wrong in a run, named from its episodes alone.
+
+Knows rewards, outcomes and submissions of one step at a time; knows nothing about how alerts are
+shown.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+DEAD_GROUPS = 0.5
+"""More groups without any spread of reward leave the agent little to learn from."""
+FAULTS = 0.05
+"""A larger share of episodes whose job ended by a fault says that the run, not the agent, fails."""
+SAME = 0.2
+"""Fewer different submissions among the jobs of a step: the agent has stopped trying things."""
+ENOUGH = 8
+"""Episodes, or jobs, below which shares say nothing."""
+FAULT_OUTCOMES = frozenset({"crashed", "lost", "timeout", "env_error"})
+
+
+@dataclass(frozen=True)
+class Played:
+    """What an alert can see of one episode."""
+
+    group: int
+    total: float
+    outcome: str
+    submission: str | None
+    """A digest of the files of its job; None without a job."""
+
+
+@dataclass(frozen=True)
+class Alert:
+    """Something a person should look at."""
+
+    step: int
+    kind: str
+    text: str
+
+
+def alerts_of_step(step: int, episodes: Sequence[Played]) -> list[Alert]:
+    """Alerts of one finished step."""
+    found: list[Alert] = []
+    if len(episodes) < ENOUGH:
+        return found
+    rewards = {episode.total for episode in episodes}
+    if len(rewards) == 1:
+        text = f"all {len(episodes)} rewards are {rewards.pop():.3f}: there is no gradient at all"
+        return [Alert(step, "collapsed", text)]
+    if (dead := dead_groups(episodes)) > DEAD_GROUPS:
+        found.append(Alert(step, "dead groups", f"{dead:.0%} of the groups have equal rewards"))
+    faults = sum(e.outcome in FAULT_OUTCOMES for e in episodes) / len(episodes)
+    if faults > FAULTS:
+        found.append(Alert(step, "faults", f"{faults:.0%} of the episodes ended by a fault"))
+    jobs = [e.submission for e in episodes if e.submission]
+    if len(jobs) >= ENOUGH and (different := len(set(jobs)) / len(jobs)) < SAME:
+        text = f"only {len(set(jobs))} different submissions among {len(jobs)} jobs"
+        found.append(Alert(step, "no novelty", f"{text} ({different:.0%})"))
+    return found
+
+
+def dead_groups(episodes: Sequence[Played]) -> float:
+    """Share of groups whose rewards are all equal."""
+    rewards: dict[int, set[float]] = defaultdict(set)
+    for episode in episodes:
+        rewards[episode.group].add(episode.total)
+    return sum(len(values) == 1 for values in rewards.values()) / max(1, len(rewards))

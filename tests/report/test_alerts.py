@@ -1,0 +1,49 @@
+"""Alerts name what goes wrong in a step, and nothing where nothing does."""
+
+from __future__ import annotations
+
+from metatrainer.report.alerts import Played, alerts_of_step, dead_groups
+
+
+def _played(
+    rewards: list[float], outcome: str = "ok", submission: str | None = None
+) -> list[Played]:
+    return [
+        Played(i // 4, reward, "ok", submission or f"digest-{i}")
+        for i, reward in enumerate(rewards)
+    ]
+
+
+def _kinds(episodes: list[Played]) -> list[str]:
+    return [alert.kind for alert in alerts_of_step(3, episodes)]
+
+
+def test_a_healthy_step_raises_none() -> None:
+    assert _kinds(_played([0.1 * i for i in range(16)])) == []
+
+
+def test_equal_rewards_everywhere_are_a_collapse() -> None:
+    assert _kinds(_played([-0.1] * 16)) == ["collapsed"]
+
+
+def test_more_than_half_of_the_groups_dead() -> None:
+    rewards = [0.1] * 4 + [0.2] * 4 + [0.3] * 4 + [0.1, 0.2, 0.3, 0.4]
+    assert dead_groups(_played(rewards)) == 0.75
+    assert _kinds(_played(rewards)) == ["dead groups"]
+    assert _kinds(_played([*rewards[4:], 0.5, 0.6, 0.7, 0.8])) == []
+
+
+def test_faults_of_the_run_are_told_from_failures_of_the_agent() -> None:
+    episodes = _played([0.1 * i for i in range(16)])
+    lost = [Played(e.group, e.total, "lost", e.submission) for e in episodes[:1]]
+    rejected = [Played(e.group, e.total, "rejected", None) for e in episodes[:8]]
+    assert _kinds(lost + episodes[1:]) == ["faults"]
+    assert _kinds(rejected + episodes[8:]) == []
+
+
+def test_the_same_submission_again_and_again() -> None:
+    assert _kinds(_played([0.1 * i for i in range(16)], submission="same")) == ["no novelty"]
+
+
+def test_a_few_episodes_say_nothing() -> None:
+    assert _kinds(_played([0.0] * 4)) == []
