@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from metatrainer.engine import AdamParams, Engine, SampleRequest, SamplingParams, TrainRow
-from metatrainer.engine.model import forward, save_model
+from metatrainer.engine.model import Plain, forward, save_model
 from metatrainer.errors import ConfigError
 
 TOLERANCE = 2e-4  # fp32 over three layers; two orders of summation
@@ -38,7 +38,7 @@ def moved(engine, seed=1, scale=0.2):
 
 def test_logits_agree_with_transformers(reference, engine):
     ids = torch.tensor([prompts(1, low=19)[0]])
-    hidden, _, _ = forward(engine.config, engine.base, engine.rope, ids)
+    hidden, _, _ = forward(engine.config, engine.base, Plain(engine.base), engine.rope, ids)
     ours = F.linear(hidden, engine.base.head)
     theirs = reference[1](ids).logits
     assert (ours - theirs).abs().max() < 1e-3
@@ -80,29 +80,26 @@ def test_a_row_does_not_depend_on_its_neighbours(engine):
 
 
 def test_turns_continue_the_cache(engine):
-    """Feeding, sampling some rows and feeding again equals one pass over the whole sequence."""
+    """Feeding, sampling and feeding again, with fewer rows, equals one pass over all tokens."""
     adapter = moved(engine)
     start = prompts(6, seed=5)
     decoder = engine.decoder(adapter, seeds=list(range(6)))
-    decoder.feed_shared([start[0], start[0], *start[2:]])
     rows = [[*start[0]], [*start[0]], *[[*p] for p in start[2:]]]
+    engine.feed(decoder, rows)
     params = SamplingParams(10, stop=(7, 8, 9, 10))
-    for turn in range(3):
-        active = [0, 1, 2, 3, 4, 5] if turn == 0 else [1, 3, 4]
-        samples = decoder.sample(params, active)
-        for row, sample in zip(active, samples):
-            begin = len(rows[row])
-            rows[row] += sample.tokens
-            scored = engine.logprobs([rows[row]], adapter)[0][begin - 1 :]
+    for turn in range(4):
+        for row, sample in zip(rows, engine.sample_turn(decoder, params)):
+            begin = len(row)
+            row += sample.tokens
+            scored = engine.logprobs([row], adapter)[0][begin - 1 :]
             assert sample.logprobs == pytest.approx(scored, abs=TOLERANCE)
-        extra = prompts(6, seed=20 + turn, low=1, high=6)
-        extra[0] = extra[2] = []
-        decoder.feed(extra)
+        if turn == 2:
+            decoder.keep([4, 1])
+            rows = [rows[4], rows[1]]
+        extra = prompts(len(rows), seed=20 + turn, low=1, high=6)
+        extra[0] = []
+        engine.feed(decoder, extra)
         rows = [row + more for row, more in zip(rows, extra)]
-    decoder.keep([4, 1])
-    for row, sample in zip((4, 1), decoder.sample(params)):
-        scored = engine.logprobs([rows[row] + sample.tokens], adapter)[0][len(rows[row]) - 1 :]
-        assert sample.logprobs == pytest.approx(scored, abs=TOLERANCE)
 
 
 def test_known_prefixes_change_nothing(reference, engine):
@@ -133,7 +130,8 @@ def test_known_prefixes_change_nothing(reference, engine):
 def test_sampling_follows_the_distribution(engine):
     """Frequencies of 4,000 draws of one token: each within 5 standard errors of its probability."""
     prompt = prompts(1, seed=8)[0]
-    hidden, _, _ = forward(engine.config, engine.base, engine.rope, torch.tensor([prompt]))
+    ids = torch.tensor([prompt])
+    hidden, _, _ = forward(engine.config, engine.base, Plain(engine.base), engine.rope, ids)
     logits = F.linear(hidden[0, -1], engine.base.head)
     n = 4000
     for params in (SamplingParams(1, temperature=0.7), SamplingParams(1, top_k=5)):

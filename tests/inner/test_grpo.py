@@ -1,6 +1,5 @@
 """GRPO: advantages and rows by hand, rollouts against the engine, and real learning."""
 
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -50,7 +49,8 @@ def settings(**changes):
 
 
 def train(engine, spec, practice, family, seconds=60.0):
-    return train_job(engine, spec, practice.load(), practice, family, 3, time.monotonic() + seconds)
+    deadline = engine.clock() + seconds
+    return train_job(engine, spec, practice.load(), practice, family, 3, deadline)
 
 
 def test_advantages_are_reward_minus_group_mean():

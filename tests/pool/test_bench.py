@@ -107,7 +107,7 @@ def test_a_folder_that_was_changed_after_validation_is_refused(
     order = make_order(tmp_path)
     other = order.model_copy(update={"student": "nano-wren"})
     with pytest.raises(JobError, match="names tiny, not nano-wren"):
-        bench._train(other, bench._engine(STUDENT), families.get("persona"))
+        bench._train(other, bench._lane(STUDENT), families.get("persona"))
     (order.job_dir / "files" / JOB).write_text("[prime_rl]\n")
     with pytest.raises(JobError, match="no longer valid"):
         bench.train(order)

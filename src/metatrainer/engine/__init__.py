@@ -1,16 +1,19 @@
-"""The embedded multi-adapter engine."""
+"""The embedded engine: many LoRA adapters on one base model, sampled and trained in batches."""
 
-from metatrainer.engine.decode import Decoder, Sample, SamplingParams
-from metatrainer.engine.engine import Engine, SampleRequest, TrainOutput, TrainRow
+from metatrainer.engine.decode import Sample, SamplingParams
+from metatrainer.engine.engine import Engine, SampleRequest, TrainOutput, TrainRow, Update
 from metatrainer.engine.lora import AdamParams
+from metatrainer.engine.packer import Lane, Packer
 
 __all__ = [
     "AdamParams",
-    "Decoder",
     "Engine",
+    "Lane",
+    "Packer",
     "Sample",
     "SampleRequest",
     "SamplingParams",
     "TrainOutput",
     "TrainRow",
+    "Update",
 ]

@@ -1,12 +1,16 @@
-"""Decoding many rows at once, over turns, on one set of weights.
+"""Growing rows: a Decoder holds those of one adapter, and pieces of work advance many together.
 
-A Decoder holds the rows' key-value cache: rows are fed (prompts, tool results), sampled, fed again.
-Knows nothing about adapters, chat formats or rewards. Each row draws from its own stream of random
-numbers, so what it samples does not depend on its neighbours.
+Rows are fed (prompts, tool results) and sampled, over turns. `advance` moves any number of feeds
+and turns of different decoders by one step in one pass over the model: the rows of many jobs in
+one batch, each with its own adapter and settings; work joins and leaves between steps. Each row
+draws from its own stream of random numbers, so what it samples does not depend on its neighbours.
+
+Knows nothing about chat formats, rewards or whose rows they are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metatrainer.engine.model import KVCache, ModelConfig, Rope, Weights, extend, layers
+from metatrainer.engine.model import Chunk, KVCache, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,11 @@ class SamplingParams:
     stop: tuple[int, ...] = ()
     """Token ids that end a row; the stop token itself is part of the sample."""
 
+    @property
+    def shape(self) -> tuple[float, float, int]:
+        """What decides the distribution: rows of one shape are drawn together."""
+        return self.temperature, self.top_p, self.top_k
+
 
 @dataclass
 class Sample:
@@ -42,27 +51,26 @@ class Sample:
 
 
 class Decoder:
-    """A batch of growing rows."""
+    """A batch of growing rows of one adapter."""
 
     def __init__(
         self,
         config: ModelConfig,
-        weights: Weights,
-        rope: Rope,
+        adapter: int | None,
         seeds: list[int],
+        device: str,
+        dtype: torch.dtype,
         capacity: int = 64,
     ):
-        self.config, self.weights, self.rope = config, weights, rope
-        self._layers = layers(weights)
-        device, dtype = str(weights.embed.device), weights.embed.dtype
+        self.config, self.adapter = config, adapter
         self.cache = KVCache(config, len(seeds), capacity, device, dtype)
         self.hidden = torch.zeros(len(seeds), config.hidden_size, device=device, dtype=dtype)
-        self._random = [np.random.Generator(np.random.Philox(key=seed)) for seed in seeds]
+        self.random = [np.random.Generator(np.random.Philox(key=seed)) for seed in seeds]
 
     @property
     def rows(self) -> int:
         """Rows in the batch."""
-        return len(self._random)
+        return len(self.random)
 
     def room(self) -> int:
         """Tokens that the longest row can still take before the model's last position."""
@@ -73,102 +81,178 @@ class Decoder:
         """Drop all other rows for good; the kept ones are renumbered in the given order."""
         if rows == list(range(self.rows)):
             return
-        index = torch.tensor(rows, dtype=torch.long, device=self.hidden.device)
-        self.cache = self.cache.select(index)
-        self.hidden = self.hidden[index]
-        self._random = [self._random[i] for i in rows]
+        self.select(torch.tensor(rows, dtype=torch.long, device=self.hidden.device))
+        self.random = [self.random[i] for i in rows]
 
     @torch.inference_mode()
-    def feed(self, tokens: list[list[int]]) -> None:
-        """Append tokens to each row (an empty list leaves a row as it is)."""
-        counts = torch.tensor([len(t) for t in tokens], device=self.hidden.device)
-        ids = _pad(tokens).to(self.hidden.device)
-        hidden = self._extend(ids, counts)
-        self.hidden = torch.where((counts > 0)[:, None], hidden, self.hidden)
+    def select(self, index: Tensor) -> None:
+        """Cache and hidden states of these rows in place of all; a row may come several times."""
+        self.cache, self.hidden = self.cache.select(index), self.hidden[index]
 
-    @torch.inference_mode()
-    def feed_shared(self, prompts: list[list[int]]) -> None:
-        """Feed first prompts, computing each different one once."""
-        unique: dict[tuple[int, ...], int] = {}
-        origin = [unique.setdefault(tuple(p), len(unique)) for p in prompts]
-        if len(unique) == len(prompts):
-            return self.feed(prompts)
-        small = Decoder(self.config, self.weights, self.rope, [0] * len(unique), 64)
-        small.feed([list(p) for p in unique])
-        index = torch.tensor(origin, device=self.hidden.device)
-        self.cache = small.cache.select(index)
-        self.hidden = small.hidden[index]
-        return None
 
-    @torch.inference_mode()
-    def sample(self, params: SamplingParams, rows: list[int] | None = None) -> list[Sample]:
-        """Sample each of `rows` (default all) until it stops. Rows not named stay as they are."""
-        active = list(range(self.rows)) if rows is None else rows
-        samples = [Sample() for _ in active]
-        budget = min(params.max_tokens, self.room())
-        if not active or budget <= 0:
-            return samples
-        draws = np.stack([self._random[i].random(params.max_tokens) for i in active])
-        whole = self.cache, self.hidden
-        width = torch.tensor(active, device=self.hidden.device)
-        if len(active) < self.rows:
-            self.cache, self.hidden = self.cache.select(width), self.hidden[width]
-        narrowed: list[tuple[KVCache, Tensor, list[int]]] = []
-        seats = list(range(len(active)))  # who (a position in `active`) sits in which row
-        live = set(seats)
-        for t in range(budget):
-            tokens, logprobs = self._draw(params, draws[seats, t])
-            counts = torch.tensor([int(who in live) for who in seats], device=self.hidden.device)
-            for who, token, logprob in zip(seats, tokens, logprobs):
-                if who in live:
-                    samples[who].tokens.append(token)
-                    samples[who].logprobs.append(logprob)
-                    if token in params.stop:
-                        samples[who].stop_reason = "stop"
-                        live.remove(who)
-            hidden = self._extend(torch.tensor(tokens, device=counts.device)[:, None], counts)
-            self.hidden = torch.where((counts > 0)[:, None], hidden, self.hidden)
-            if not live:
-                break
-            if len(live) <= len(seats) // 2:
-                narrowed.append((self.cache, self.hidden, seats))
-                stay = [seat for seat, who in enumerate(seats) if who in live]
-                index = torch.tensor(stay, device=self.hidden.device)
-                self.cache, self.hidden = self.cache.select(index), self.hidden[index]
-                seats = [seats[seat] for seat in stay]
-        self._widen(narrowed, seats)
-        if len(active) < self.rows:
-            cache, state = whole
-            cache.put_back(width, self.cache)
-            state = state.index_copy(0, width, self.hidden)
-            self.cache, self.hidden = cache, state
-        return samples
+class Feed:
+    """Appending tokens to each row of a decoder (an empty list leaves a row as it is).
 
-    def _widen(self, narrowed: list[tuple[KVCache, Tensor, list[int]]], seats: list[int]) -> None:
+    In an empty decoder each different prompt is computed once.
+    """
+
+    def __init__(self, decoder: Decoder, tokens: list[list[int]]):
+        self.decoder, self.done = decoder, False
+        self._origin: list[int] | None = None
+        if decoder.cache.longest == 0:
+            unique: dict[tuple[int, ...], int] = {}
+            origin = [unique.setdefault(tuple(t), len(unique)) for t in tokens]
+            if len(unique) < len(tokens):
+                tokens, self._origin = [list(t) for t in unique], origin
+                decoder.select(torch.arange(len(unique), device=decoder.hidden.device))
+        device = decoder.hidden.device
+        self._counts = torch.tensor([len(t) for t in tokens], device=device)
+        self._ids = _pad(tokens).to(device)
+
+    @property
+    def rows(self) -> int:
+        """Rows that the next step works on."""
+        return len(self._ids)
+
+    def chunk(self) -> Chunk:
+        """What goes through the model next."""
+        return Chunk(self._ids, self._counts, self.decoder.cache)
+
+    def take(self, hidden: Tensor) -> None:
+        """The states after it, [rows, d]."""
+        decoder = self.decoder
+        decoder.hidden = torch.where((self._counts > 0)[:, None], hidden, decoder.hidden)
+        if self._origin is not None:
+            decoder.select(torch.tensor(self._origin, device=hidden.device))
+        self.done = True
+
+
+class Turn:
+    """Sampling each row of a decoder until it stops.
+
+    Rows that have stopped give up their place: the working batch is narrowed whenever half of it
+    has, and put back in order at the end.
+    """
+
+    def __init__(self, decoder: Decoder, params: SamplingParams):
+        self.decoder, self.params = decoder, params
+        self.samples = [Sample() for _ in range(decoder.rows)]
+        self.budget = min(params.max_tokens, decoder.room())
+        self._draws = np.stack([r.random(params.max_tokens) for r in decoder.random])
+        self._seats = list(range(decoder.rows))  # which row sits where in the working batch
+        self._live = set(self._seats) if self.budget > 0 else set()
+        self._narrowed: list[tuple[KVCache, Tensor, list[int]]] = []
+        self._step = 0
+        self._ids: list[int] = []
+        self._counts = torch.empty(0)
+
+    @property
+    def done(self) -> bool:
+        """All rows have stopped."""
+        return not self._live and not self._ids
+
+    @property
+    def rows(self) -> int:
+        """Rows that the next step works on."""
+        return len(self._seats)
+
+    @property
+    def drawn(self) -> bool:
+        """Tokens were drawn that have not gone through the model yet."""
+        return bool(self._ids)
+
+    @property
+    def uniform(self) -> np.ndarray:
+        """One number in [0, 1) for each row of the working batch: what the next draw is by."""
+        return self._draws[self._seats, self._step]
+
+    def put(self, tokens: list[int], logprobs: list[float]) -> None:
+        """The tokens drawn for the working batch, and their log-probabilities."""
+        live = self._live
+        self._counts = torch.tensor([int(who in live) for who in self._seats])
+        self._step += 1
+        for who, token, logprob in zip(self._seats, tokens, logprobs):
+            if who not in live:
+                continue
+            sample = self.samples[who]
+            sample.tokens.append(token)
+            sample.logprobs.append(logprob)
+            if token in self.params.stop:
+                sample.stop_reason = "stop"
+                live.remove(who)
+        if self._step == self.budget:
+            live.clear()
+        self._ids = tokens
+
+    def chunk(self) -> Chunk:
+        """What goes through the model next: the tokens drawn, of rows that were still going."""
+        device = self.decoder.hidden.device
+        ids = torch.tensor(self._ids, device=device)[:, None]
+        return Chunk(ids, self._counts.to(device), self.decoder.cache)
+
+    def take(self, hidden: Tensor) -> None:
+        """The states after it, [rows of the working batch, d]."""
+        decoder, self._ids = self.decoder, []
+        counts = self._counts.to(hidden.device)
+        decoder.hidden = torch.where((counts > 0)[:, None], hidden, decoder.hidden)
+        if not self._live:
+            self._widen()
+        elif len(self._live) <= len(self._seats) // 2:
+            self._narrow()
+
+    def _narrow(self) -> None:
+        decoder = self.decoder
+        self._narrowed.append((decoder.cache, decoder.hidden, self._seats))
+        stay = [seat for seat, who in enumerate(self._seats) if who in self._live]
+        decoder.select(torch.tensor(stay, device=decoder.hidden.device))
+        self._seats = [self._seats[seat] for seat in stay]
+
+    def _widen(self) -> None:
         """Put the rows of the working batch back into the wider ones it was narrowed from."""
-        for cache, hidden, wider in reversed(narrowed):
-            index = torch.tensor([wider.index(w) for w in seats], device=hidden.device)
-            cache.put_back(index, self.cache)
-            self.cache, self.hidden = cache, hidden.index_copy(0, index, self.hidden)
-            seats = wider
+        decoder = self.decoder
+        for cache, hidden, wider in reversed(self._narrowed):
+            index = torch.tensor([wider.index(w) for w in self._seats], device=hidden.device)
+            cache.put_back(index, decoder.cache)
+            decoder.cache = cache
+            decoder.hidden = hidden.index_copy(0, index, decoder.hidden)
+            self._seats = wider
+        self._narrowed = []
 
-    def _extend(self, ids: Tensor, counts: Tensor) -> Tensor:
-        return extend(self.config, self.weights, self._layers, self.rope, ids, counts, self.cache)
 
-    def _draw(self, params: SamplingParams, uniform: np.ndarray) -> tuple[list[int], list[float]]:
-        """One token a row by inverse transform, and its log-probability at temperature 1."""
-        logits = F.linear(self.hidden, self.weights.head).float()
-        model = logits.softmax(dim=-1)
-        if params.temperature == 0:
-            chosen = logits.argmax(dim=-1, keepdim=True)
-        else:
-            drawn = model
-            if (params.temperature, params.top_p, params.top_k) != (1.0, 1.0, -1):
-                drawn = _filter(logits / params.temperature, params).softmax(dim=-1)
-            total = drawn.cumsum(dim=-1)
-            u = torch.from_numpy(uniform).to(total)[:, None] * total[:, -1:]
-            chosen = torch.searchsorted(total, u, right=True).clamp_(max=logits.shape[1] - 1)
-        return chosen[:, 0].tolist(), model.gather(1, chosen)[:, 0].log().tolist()
+Work = Feed | Turn
+
+
+def draw(turns: Sequence[Turn], head: Tensor) -> None:
+    """One token for every row of all turns. head: [V, d]."""
+    by_shape: dict[tuple[float, float, int], list[Turn]] = {}
+    for turn in turns:
+        by_shape.setdefault(turn.params.shape, []).append(turn)
+    for alike in by_shape.values():
+        states = [turn.decoder.hidden for turn in alike]
+        uniform = np.concatenate([turn.uniform for turn in alike])
+        hidden = states[0] if len(states) == 1 else torch.cat(states)
+        tokens, logprobs = _draw(F.linear(hidden, head).float(), alike[0].params, uniform)
+        at = 0
+        for turn, rows in zip(alike, states):
+            turn.put(tokens[at : at + len(rows)], logprobs[at : at + len(rows)])
+            at += len(rows)
+
+
+def _draw(
+    logits: Tensor, params: SamplingParams, uniform: np.ndarray
+) -> tuple[list[int], list[float]]:
+    """One token a row by inverse transform, and its log-probability at temperature 1."""
+    model = logits.softmax(dim=-1)
+    if params.temperature == 0:
+        chosen = logits.argmax(dim=-1, keepdim=True)
+    else:
+        drawn = model
+        if params.shape != (1.0, 1.0, -1):
+            drawn = _filter(logits / params.temperature, params).softmax(dim=-1)
+        total = drawn.cumsum(dim=-1)
+        u = torch.from_numpy(uniform).to(total)[:, None] * total[:, -1:]
+        chosen = torch.searchsorted(total, u, right=True).clamp_(max=logits.shape[1] - 1)
+    return chosen[:, 0].tolist(), model.gather(1, chosen)[:, 0].log().tolist()
 
 
 def _filter(logits: Tensor, params: SamplingParams) -> Tensor:

@@ -6,6 +6,10 @@ ids. Synchronous and for one thread. Knows nothing about chat formats, environme
 
 from __future__ import annotations
 
+import time
+import warnings
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,21 +19,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from metatrainer.engine.batching import common_prefix, families_of, micro_batches
-from metatrainer.engine.decode import Decoder, Sample, SamplingParams
+from metatrainer.engine.decode import Decoder, Feed, Sample, SamplingParams, Turn, Work, draw
 from metatrainer.engine.lora import AdamParams, Adapter
 from metatrainer.engine.losses import INPUTS, LOSSES
 from metatrainer.engine.model import (
     ModelConfig,
+    Plain,
     Prefix,
+    Project,
     Rope,
     Weights,
+    extend,
     forward,
     load_weights,
 )
 from metatrainer.engine.prefix import PrefixStore
+from metatrainer.engine.project import LowRank, Merged, Part, merges, projector
 from metatrainer.errors import ConfigError
 
-_MICRO_BATCH_TOKENS = 16384
+_CPU_TOKENS, _GPU_TOKENS = 2048, 65536
+"""Padded tokens of a micro-batch: on a CPU as many as its cache holds the activations of (of 512 to
+16384, 2048 was fastest for the nano students), on a GPU as many as keep it busy."""
+_CPU_ROWS, _GPU_ROWS = 128, 4096
+"""Rows of a decoding step, likewise: a CPU reads the keys and values of so many from its cache."""
 _PREFIX_BYTES = 1 << 30
 _SHARED_TOKENS = 64
 """Beginnings that save as many tokens are worth computing once, in a pass of their own."""
@@ -63,6 +75,15 @@ class TrainRow:
 
 
 @dataclass(frozen=True)
+class Update:
+    """What one adapter is trained on in one pass."""
+
+    rows: list[TrainRow]
+    adapter: int
+    loss_fn: str
+
+
+@dataclass(frozen=True)
 class TrainOutput:
     """loss: the sum over all rows. logprobs: of each row's targets, 0 where it takes no part."""
 
@@ -82,9 +103,18 @@ class Engine:
         self._adapters: dict[int, Adapter] = {}
         self._next_adapter = 0
         self._next_seed = 0
-        self._effective: dict[int, tuple[int, Weights]] = {}
+        self._merged: dict[int, tuple[int, Weights]] = {}
+        self._merges = merges(self.config)
+        self._low_rank: tuple[Any, LowRank] | None = None
+        self._budget = _CPU_TOKENS if device == "cpu" else _GPU_TOKENS
+        self.rows = _CPU_ROWS if device == "cpu" else _GPU_ROWS
         self._prefixes = PrefixStore(_PREFIX_BYTES)
         self._tokenizer: Any = None
+
+    @property
+    def name(self) -> str:
+        """The base model's name: that of its folder."""
+        return self.folder.name
 
     @property
     def tokenizer(self) -> Any:
@@ -94,6 +124,10 @@ class Engine:
 
             self._tokenizer = AutoTokenizer.from_pretrained(self.folder)
         return self._tokenizer
+
+    def clock(self) -> float:
+        """Seconds from some moment on, to measure a job's time by."""
+        return time.monotonic()
 
     # Adapters
 
@@ -108,7 +142,7 @@ class Engine:
     def delete_adapter(self, adapter: int) -> None:
         """Forget an adapter."""
         self._adapters.pop(adapter, None)
-        self._effective.pop(adapter, None)
+        self._merged.pop(adapter, None)
         self._prefixes.forget(adapter)
 
     def snapshot(self, adapter: int) -> int:
@@ -144,19 +178,59 @@ class Engine:
 
     @torch.no_grad()
     def weights(self, adapter: int | None) -> Weights:
-        """The weights that an adapter makes, kept until the adapter changes."""
+        """The weights that an adapter makes, kept until it changes; of a large model, one set."""
         if adapter is None:
             return self.base
         current = self._get(adapter)
-        if self._effective_is_stale(adapter):
-            self._effective[adapter] = (current.version, current.weights(self.base))
-        return self._effective[adapter][1]
+        if self._is_stale(adapter):
+            if not self._merges:
+                self._merged.clear()
+            self._merged[adapter] = (current.version, current.weights(self.base))
+        return self._merged[adapter][1]
+
+    def _is_stale(self, adapter: int) -> bool:
+        known = self._merged.get(adapter)
+        return known is None or known[0] != self._get(adapter).version
+
+    def _project(self, parts: list[tuple[int | None, int]]) -> Project:
+        """What multiplies tokens of these adapters (adapter, tokens), in order; no gradients."""
+        if self._merges or len({adapter for adapter, _ in parts}) == 1:
+            return Merged([(self.weights(adapter), tokens) for adapter, tokens in parts])
+        found = [(a, None if a is None else self._get(a)) for a, _ in parts]
+        key = [(a, adapter and adapter.version) for a, adapter in found], [n for _, n in parts]
+        if self._low_rank is None or self._low_rank[0] != key:
+            low_rank = [Part(adapter, n) for (_, adapter), (_, n) in zip(found, parts)]
+            self._low_rank = key, LowRank(self.base, low_rank)
+        return self._low_rank[1]
 
     # Sampling
 
     def decoder(self, adapter: int | None, seeds: list[int]) -> Decoder:
-        """A batch to sample over several turns."""
-        return Decoder(self.config, self.weights(adapter), self.rope, seeds)
+        """A batch of rows to feed and to sample over several turns."""
+        return Decoder(self.config, adapter, seeds, self.device, self.dtype)
+
+    def feed(self, decoder: Decoder, tokens: list[list[int]]) -> None:
+        """Append tokens to each row of a decoder (an empty list leaves a row as it is)."""
+        self.advance([Feed(decoder, tokens)])
+
+    def sample_turn(self, decoder: Decoder, params: SamplingParams) -> list[Sample]:
+        """Sample each row of a decoder until it stops."""
+        turn = Turn(decoder, params)
+        while not turn.done:
+            self.advance([turn])
+        return turn.samples
+
+    @torch.inference_mode()
+    def advance(self, works: Sequence[Work]) -> None:
+        """Move feeds and turns, each of another decoder, by one step in one pass."""
+        waiting = [work for work in works if isinstance(work, Turn) and not work.drawn]
+        if waiting:
+            draw(waiting, self.base.head)
+        chunks = [work.chunk() for work in works]
+        parts = [(w.decoder.adapter, chunk.ids.numel()) for w, chunk in zip(works, chunks)]
+        hidden = extend(self.config, self.base, self._project(parts), self.rope, chunks)
+        for work, states in zip(works, hidden):
+            work.take(states)
 
     def sample(self, requests: list[SampleRequest]) -> list[Sample]:
         """Sample each request once; requests of one adapter and one setting share a batch.
@@ -172,17 +246,22 @@ class Engine:
                     f"{self.config.max_position_embeddings - 1}"
                 )
             batches.setdefault((request.adapter, request.params), []).append(i)
-        for (adapter, params), members in batches.items():
-            decoder = self._prefilled(adapter, [requests[i] for i in members])
-            for row, (i, sample) in enumerate(zip(members, decoder.sample(params))):
+        turns = [
+            (members, Turn(self._prefilled(adapter, [requests[i] for i in members]), params))
+            for (adapter, params), members in batches.items()
+        ]
+        while going := [turn for _, turn in turns if not turn.done]:
+            self.advance(going)
+        for members, turn in turns:
+            for row, (i, sample) in enumerate(zip(members, turn.samples)):
                 samples[i] = sample
                 known = requests[i].prompt + sample.tokens
-                self._prefixes.add(adapter, known, decoder.cache, row)
+                self._prefixes.add(requests[i].adapter, known, turn.decoder.cache, row)
         return [samples[i] for i in range(len(requests))]
 
     def _prefilled(self, adapter: int | None, requests: list[SampleRequest]) -> Decoder:
         """A decoder that has read the prompts, using what is known of their beginnings."""
-        if adapter is not None and self._effective_is_stale(adapter):
+        if adapter is not None and self._is_stale(adapter):
             self._prefixes.forget(adapter)
         prompts = [request.prompt for request in requests]
         self._learn_shared(adapter, prompts)
@@ -191,7 +270,8 @@ class Engine:
         for row, entry in enumerate(known):
             if entry is not None:
                 decoder.cache.fill(row, entry.keys, entry.values)
-        decoder.feed([p[entry.length if entry else 0 :] for p, entry in zip(prompts, known)])
+        new = [p[entry.length if entry else 0 :] for p, entry in zip(prompts, known)]
+        self.feed(decoder, new)
         return decoder
 
     def _learn_shared(self, adapter: int | None, prompts: list[list[int]]) -> None:
@@ -205,13 +285,9 @@ class Engine:
                 leads.append(rows[0][:length])
         if leads:
             decoder = self.decoder(adapter, [0] * len(leads))
-            decoder.feed(leads)
+            self.feed(decoder, leads)
             for row, lead in enumerate(leads):
                 self._prefixes.add(adapter, lead, decoder.cache, row)
-
-    def _effective_is_stale(self, adapter: int) -> bool:
-        known = self._effective.get(adapter)
-        return known is None or known[0] != self._get(adapter).version
 
     def _seed(self, seed: int | None) -> int:
         if seed is None:
@@ -222,12 +298,12 @@ class Engine:
     @torch.no_grad()
     def logprobs(self, sequences: list[list[int]], adapter: int | None) -> list[list[float]]:
         """For each sequence the log-probability of every token after the first."""
-        weights = self.weights(adapter)
+        project = Plain(self.weights(adapter))
         out = []
         for sequence in sequences:
             ids = torch.tensor([sequence], device=self.device)
-            hidden, _, _ = forward(self.config, weights, self.rope, ids[:, :-1])
-            logits = F.linear(hidden[0], weights.head).float()
+            hidden, _, _ = forward(self.config, self.base, project, self.rope, ids[:, :-1])
+            logits = F.linear(hidden[0], self.base.head).float()
             picked = logits.gather(1, ids[0, 1:, None])[:, 0] - logits.logsumexp(dim=-1)
             out.append(picked.tolist())
         return out
@@ -241,71 +317,161 @@ class Engine:
 
         Raises ConfigError for a loss this engine does not have.
         """
-        if loss_fn not in LOSSES:
-            raise ConfigError(f"unknown loss {loss_fn!r}; this engine has {', '.join(LOSSES)}")
-        total, logprobs = 0.0, [[0.0] * len(row.tokens) for row in rows]
-        places = [_places(row, INPUTS[loss_fn]) for row in rows]
-        taking_part = [i for i, found in enumerate(places) if found]
-        lengths = [len(rows[i].tokens) - places[i][0] for i in taking_part]
-        for batch in micro_batches(lengths, _MICRO_BATCH_TOKENS):
-            members = [taking_part[j] for j in batch]
-            with torch.set_grad_enabled(backward):
-                loss, picked = self._batch_loss(
-                    [rows[i] for i in members], [places[i] for i in members], adapter, loss_fn
-                )
-                if backward:
-                    loss.backward()
-            total += float(loss.detach())
-            values = iter(picked.tolist())
-            for i in members:
-                for t in places[i]:
-                    logprobs[i][t] = next(values)
-        return TrainOutput(total, logprobs)
+        return self.forward_backward_many([Update(rows, adapter, loss_fn)], backward)[0]
 
-    def _batch_loss(
-        self, rows: list[TrainRow], places: list[list[int]], adapter: int, loss_fn: str
-    ) -> tuple[Tensor, Tensor]:
-        """The summed loss, and the log-probability of every target that takes part, row by row."""
-        weights = self._get(adapter).weights(self.base)
-        firsts = [found[0] for found in places]
-        prefix = self._shared_beginnings(rows, firsts, weights)
+    def forward_backward_many(
+        self, updates: Sequence[Update], backward: bool = True
+    ) -> list[TrainOutput]:
+        """The same for several adapters in shared passes: rows of one touch no other's gradient."""
+        for update in updates:
+            if update.loss_fn not in LOSSES:
+                known = ", ".join(LOSSES)
+                raise ConfigError(f"unknown loss {update.loss_fn!r}; this engine has {known}")
+        batch = _Batch(updates)
+        todo = micro_batches(batch.lengths, self._budget)
+        while todo:
+            members = sorted(todo.pop())  # rows of one adapter side by side
+            try:
+                self._micro_batch(batch, members, backward)
+            except (torch.OutOfMemoryError, MemoryError) as error:
+                if len(members) == 1:
+                    size = batch.lengths[members[0]]
+                    raise ConfigError(f"no memory to train on one row of {size} tokens") from error
+                half = len(members) // 2
+                todo += [members[:half], members[half:]]
+                self._budget //= 2
+                warnings.warn(
+                    f"out of memory: micro-batches of {self._budget} tokens from here on",
+                    stacklevel=2,
+                )
+        return batch.outputs()
+
+    def update(
+        self, rows: list[TrainRow], adapter: int, loss_fn: str, adam: AdamParams
+    ) -> tuple[TrainOutput, dict[str, float]]:
+        """forward_backward and optim_step in one."""
+        output = self.forward_backward(rows, adapter, loss_fn)
+        return output, self.optim_step(adapter, adam)
+
+    def clear_gradient(self, adapter: int) -> None:
+        """Forget what forward_backward has added since the last step."""
+        self._get(adapter).grad.zero_()
+
+    def _micro_batch(self, batch: _Batch, members: list[int], backward: bool) -> None:
+        """Loss, log-probabilities and gradients of some of a batch's rows."""
+        with torch.set_grad_enabled(backward):
+            losses, picked = self._losses(batch, members)
+            if backward:
+                # Gradients are added once all are there: a pass that fails leaves none behind.
+                leaves = [
+                    tensor
+                    for u in losses
+                    for pair in self._get(batch.updates[u].adapter).pairs.values()
+                    for tensor in pair
+                ]
+                total = torch.stack(list(losses.values())).sum()
+                for leaf, gradient in zip(leaves, torch.autograd.grad(total, leaves)):
+                    leaf.grad.add_(gradient)
+        batch.put(members, {u: float(loss.detach()) for u, loss in losses.items()}, picked.tolist())
+
+    def _losses(self, batch: _Batch, members: list[int]) -> tuple[dict[int, Tensor], Tensor]:
+        """The summed loss of each update, and the log-probability of every target, row by row."""
+        rows = [batch.row(m) for m in members]
+        firsts = [batch.places[m][0] for m in members]
+        owners = [batch.update_of[m] for m in members]
+        prefix = self._shared_beginnings(batch, rows, firsts, owners)
         starts = firsts if prefix else [0] * len(rows)
         ids = _padded([row.tokens[start:] for row, start in zip(rows, starts)], self.device)
-        hidden, _, _ = forward(self.config, weights, self.rope, ids, prefix)
-        flat = [(i, t) for i, found in enumerate(places) for t in found]
-        row_of = torch.tensor([i for i, _ in flat], device=self.device)
-        place_of = torch.tensor([t - starts[i] for i, t in flat], device=self.device)
-        logits = F.linear(hidden[row_of, place_of], weights.head).float()
+        project = self._trained(batch, owners, ids.shape[1])
+        hidden, _, _ = forward(self.config, self.base, project, self.rope, ids, prefix)
+        flat = [(i, t) for i, m in enumerate(members) for t in batch.places[m]]
+        at = torch.tensor([i * ids.shape[1] + t - starts[i] for i, t in flat], device=self.device)
+        states = hidden.flatten(0, 1).index_select(0, at)
+        logits = F.linear(states, self.base.head).float()
         targets = torch.tensor([rows[i].targets[t] for i, t in flat], device=self.device)
         picked = -F.cross_entropy(logits, targets, reduction="none")
-        inputs = {
-            name: torch.tensor([getattr(rows[i], name)[t] for i, t in flat], device=self.device)
-            for name in INPUTS[loss_fn]
-        }
-        return LOSSES[loss_fn](picked, inputs), picked
+        losses, begin = {}, 0
+        for u in dict.fromkeys(owners):
+            end = begin + sum(owners[i] == u for i, _ in flat)
+            loss_fn = batch.updates[u].loss_fn
+            inputs = {
+                name: torch.tensor(
+                    [getattr(rows[i], name)[t] for i, t in flat[begin:end]], device=self.device
+                )
+                for name in INPUTS[loss_fn]
+            }
+            losses[u] = LOSSES[loss_fn](picked[begin:end], inputs)
+            begin = end
+        return losses, picked.detach()
+
+    def _trained(self, batch: _Batch, owners: list[int], tokens: int) -> Project:
+        """What multiplies rows of `tokens` tokens each, differentiable in their adapters."""
+        counts = Counter(owners)
+        parts = [
+            Part(self._get(batch.updates[u].adapter), count * tokens)
+            for u, count in counts.items()  # in the order of the rows
+        ]
+        return projector(self.config, self.base, parts)
 
     def _shared_beginnings(
-        self, rows: list[TrainRow], firsts: list[int], weights: Weights
+        self, batch: _Batch, rows: list[TrainRow], firsts: list[int], owners: list[int]
     ) -> Prefix | None:
         """What rows have before their first target, computed once for each different beginning.
 
         None where rows share too little to be worth a pass of its own.
         """
-        unique: dict[tuple[int, ...], int] = {}
+        unique: dict[tuple[int, tuple[int, ...]], int] = {}
         of_row = [
-            unique.setdefault(tuple(row.tokens[:first]), len(unique))
-            for row, first in zip(rows, firsts)
+            unique.setdefault((owner, tuple(row.tokens[:first])), len(unique))
+            for row, first, owner in zip(rows, firsts, owners)
         ]
-        if sum(firsts) - sum(map(len, unique)) < _SHARED_TOKENS:
+        if sum(firsts) - sum(len(tokens) for _, tokens in unique) < _SHARED_TOKENS:
             return None
-        ids = _padded([list(beginning) for beginning in unique], self.device)
-        _, keys, values = forward(self.config, weights, self.rope, ids)
-        length = torch.tensor([len(beginning) for beginning in unique], device=self.device)
+        ids = _padded([list(tokens) for _, tokens in unique], self.device)
+        project = self._trained(batch, [owner for owner, _ in unique], ids.shape[1])
+        _, keys, values = forward(self.config, self.base, project, self.rope, ids)
+        length = torch.tensor([len(tokens) for _, tokens in unique], device=self.device)
         return Prefix(keys, values, length, torch.tensor(of_row, device=self.device))
 
     def optim_step(self, adapter: int, params: AdamParams) -> dict[str, float]:
         """One Adam step on the gradients added since the last one."""
         return {"grad_norm": self._get(adapter).adam_step(params)}
+
+
+class _Batch:
+    """The rows of several updates that take part in their losses, numbered through."""
+
+    def __init__(self, updates: Sequence[Update]):
+        self.updates = updates
+        self.update_of: list[int] = []
+        self.places: list[list[int]] = []
+        self.lengths: list[int] = []
+        self._row_of: list[int] = []
+        self._loss = [0.0] * len(updates)
+        self._logprobs = [[[0.0] * len(row.tokens) for row in u.rows] for u in updates]
+        for u, update in enumerate(updates):
+            for r, row in enumerate(update.rows):
+                if places := _places(row, INPUTS[update.loss_fn]):
+                    self.update_of.append(u)
+                    self._row_of.append(r)
+                    self.places.append(places)
+                    self.lengths.append(len(row.tokens) - places[0])
+
+    def row(self, member: int) -> TrainRow:
+        return self.updates[self.update_of[member]].rows[self._row_of[member]]
+
+    def put(self, members: list[int], losses: dict[int, float], picked: list[float]) -> None:
+        """Note what a pass over some rows gave: losses by update, log-probabilities in order."""
+        for u, loss in losses.items():
+            self._loss[u] += loss
+        values = iter(picked)
+        for member in members:
+            row = self._logprobs[self.update_of[member]][self._row_of[member]]
+            for t in self.places[member]:
+                row[t] = next(values)
+
+    def outputs(self) -> list[TrainOutput]:
+        return [TrainOutput(*each) for each in zip(self._loss, self._logprobs)]
 
 
 def _places(row: TrainRow, names: tuple[str, ...]) -> list[int]:

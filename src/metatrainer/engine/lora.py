@@ -3,9 +3,8 @@
 Knows the layout of the model's weights and PEFT's file format; knows nothing about sampling,
 losses or who trains it. All seven projections of each layer are adapted.
 
-Low-rank pairs are stacked along the layers: A [L, r, in], B [L, out, r]. The adapter is applied by
-making effective weights W + (alpha / r) B A once a call: on models this small the products of the
-low-rank path cost more than they save.
+Low-rank pairs are stacked along the layers: A [L, r, in], B [L, out, r]; the adapter makes weights
+W + (alpha / r) B A. How a batch of several adapters is multiplied is engine.project's.
 """
 
 from __future__ import annotations
@@ -31,6 +30,13 @@ _MODULES = {
     "up_proj": "mlp",
     "down_proj": "mlp",
 }
+FUSED = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "o": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+"""The modules that lie side by side in each projection of the model."""
 _STATE_FILE = "adapter_state.safetensors"
 
 
@@ -108,14 +114,12 @@ class Adapter:
     def weights(self, base: Weights) -> Weights:
         """The base's weights with the adapter in them; differentiable where grad is on."""
         scale = self.alpha / self.rank
-        delta = {module: torch.bmm(b, a) * scale for module, (a, b) in self.pairs.items()}
-        return replace(
-            base,
-            qkv=base.qkv + torch.cat([delta[f"{p}_proj"] for p in "qkv"], dim=1),
-            o=base.o + delta["o_proj"],
-            gate_up=base.gate_up + torch.cat([delta["gate_proj"], delta["up_proj"]], dim=1),
-            down=base.down + delta["down_proj"],
-        )
+        delta = {m: (torch.bmm(b, a) * scale).to(base.o.dtype) for m, (a, b) in self.pairs.items()}
+        changed = {
+            name: getattr(base, name) + torch.cat([delta[m] for m in modules], dim=1)
+            for name, modules in FUSED.items()
+        }
+        return replace(base, **changed)
 
     @torch.no_grad()
     def adam_step(self, params: AdamParams) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -89,22 +90,25 @@ class Weights:
         return replace(self, **moved)
 
 
-@dataclass
-class Layer:
-    """One layer's slice of the weights."""
-
-    attn_norm: Tensor
-    qkv: Tensor
-    o: Tensor
-    mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+PROJECTIONS = ("qkv", "o", "gate_up", "down")
+"""The matrices of a layer that adapters change."""
 
 
-def layers(weights: Weights) -> list[Layer]:
-    """The layers one by one (views, so that gradients flow to the stacked tensors)."""
-    names = [f.name for f in fields(Layer)]
-    return [Layer(*parts) for parts in zip(*(getattr(weights, n).unbind(0) for n in names))]
+class Project(Protocol):
+    """Multiplies tokens by a projection of a layer, each by its own row's adapter."""
+
+    def __call__(self, name: str, layer: int, x: Tensor) -> Tensor:
+        """x [M, in], all tokens of a batch in order -> [M, out]."""
+
+
+class Plain:
+    """All tokens by the same weights."""
+
+    def __init__(self, weights: Weights):
+        self._tables = {name: getattr(weights, name).unbind(0) for name in PROJECTIONS}
+
+    def __call__(self, name: str, layer: int, x: Tensor) -> Tensor:
+        return F.linear(x, self._tables[name][layer])
 
 
 class Rope:
@@ -214,6 +218,17 @@ class Prefix:
         return torch.cat((known, own.expand(len(known), -1, -1)), dim=2)[:, None]
 
 
+@dataclass
+class Chunk:
+    """New tokens for the rows of one cache."""
+
+    ids: Tensor
+    """[B, N], each row's tokens on the left."""
+    counts: Tensor | None
+    """[B] how many of them are real; None: all. The rest is computed and forgotten."""
+    cache: KVCache
+
+
 def _heads(
     config: ModelConfig, rope: Rope, qkv: Tensor, position: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -225,15 +240,22 @@ def _heads(
     return turned[:, :h], turned[:, h:], heads[:, h + g :]
 
 
-def _feed_forward(config: ModelConfig, layer: Layer, x: Tensor) -> Tensor:
-    normed = F.rms_norm(x, (config.hidden_size,), layer.mlp_norm, config.rms_norm_eps)
-    gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
-    return F.linear(F.silu(gate) * up, layer.down)
+def _norm(config: ModelConfig, x: Tensor, weight: Tensor) -> Tensor:
+    return F.rms_norm(x, (config.hidden_size,), weight, config.rms_norm_eps)
+
+
+def _feed_forward(
+    config: ModelConfig, weights: Weights, project: Project, layer: int, x: Tensor
+) -> Tensor:
+    normed = _norm(config, x, weights.mlp_norm[layer])
+    gate, up = project("gate_up", layer, normed).chunk(2, dim=-1)
+    return project("down", layer, F.silu(gate) * up)
 
 
 def forward(
     config: ModelConfig,
     weights: Weights,
+    project: Project,
     rope: Rope,
     ids: Tensor,
     prefix: Prefix | None = None,
@@ -250,11 +272,11 @@ def forward(
         position = prefix.length[prefix.of_row, None] + position
     mask = prefix.mask(n) if prefix else None
     grouped = config.num_attention_heads != config.num_key_value_heads
-    x = F.embedding(ids, weights.embed)
+    x = F.embedding(ids.flatten(), weights.embed)
     keys, values = [], []
-    for i, layer in enumerate(layers(weights)):
-        normed = F.rms_norm(x, (config.hidden_size,), layer.attn_norm, config.rms_norm_eps)
-        q, k, v = _heads(config, rope, F.linear(normed, layer.qkv), position)
+    for i in range(config.num_hidden_layers):
+        normed = _norm(config, x, weights.attn_norm[i])
+        q, k, v = _heads(config, rope, project("qkv", i, normed).view(b, n, -1), position)
         keys.append(k)
         values.append(v)
         if prefix:
@@ -262,60 +284,77 @@ def forward(
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
         )
-        x = x + F.linear(out.transpose(1, 2).reshape(b, n, -1), layer.o)
-        x = x + _feed_forward(config, layer, x)
-    return F.rms_norm(x, (config.hidden_size,), weights.norm, config.rms_norm_eps), keys, values
+        x = x + project("o", i, out.transpose(1, 2).reshape(b * n, -1))
+        x = x + _feed_forward(config, weights, project, i, x)
+    return _norm(config, x, weights.norm).view(b, n, -1), keys, values
 
 
 @torch.no_grad()
 def extend(
-    config: ModelConfig,
-    weights: Weights,
-    layer_list: list[Layer],
-    rope: Rope,
-    ids: Tensor,
-    counts: Tensor | None,
-    cache: KVCache,
-) -> Tensor:
-    """Feed more tokens of every row through the cache: prefill and decoding alike.
+    config: ModelConfig, weights: Weights, project: Project, rope: Rope, chunks: list[Chunk]
+) -> list[Tensor]:
+    """Feed more tokens of every row through the caches: prefill and decoding alike, in one pass.
 
-    ids: [B, N], row b's new tokens on the left; counts: [B] how many are real (None: all N).
-    Tokens past a row's count are computed and forgotten. Returns the hidden state after each
-    row's last real token, [B, d]; rows with count 0 get rubbish.
+    Returns for each chunk the hidden state after each row's last real token, [B, d]; rows with
+    count 0 get rubbish.
     """
-    b, n = ids.shape
-    cache.reserve(n)
-    position = cache.length[:, None] + torch.arange(n, device=ids.device)  # [B, N]
-    longest = cache.longest + n
-    if counts is not None:
-        longest = int((cache.length + counts).max())
-    width = min(cache.longest + n, cache.keys.shape[3])
-    mask = (torch.arange(width, device=ids.device) <= position[:, :, None])[:, None]
     grouped = config.num_attention_heads != config.num_key_value_heads
-    row = torch.arange(b, device=ids.device)[:, None]
-    turn = position.clamp(max=config.max_position_embeddings - 1)  # only padding is past the end
-    x = F.embedding(ids, weights.embed)
-    for i, layer in enumerate(layer_list):
-        normed = F.rms_norm(x, (config.hidden_size,), layer.attn_norm, config.rms_norm_eps)
-        q, k, v = _heads(config, rope, F.linear(normed, layer.qkv), turn)
-        cache.keys[i][row, :, position] = k.transpose(1, 2)
-        cache.values[i][row, :, position] = v.transpose(1, 2)
-        out = F.scaled_dot_product_attention(
-            q,
-            cache.keys[i][:, :, :width],
-            cache.values[i][:, :, :width],
-            attn_mask=mask,
-            enable_gqa=grouped,
-        )
-        x = x + F.linear(out.transpose(1, 2).reshape(b, n, -1), layer.o)
-        x = x + _feed_forward(config, layer, x)
-    if counts is None:
-        last = x[:, -1]
-        cache.advance(torch.full_like(cache.length, n), longest)
-    else:
-        last = x[row[:, 0], (counts - 1).clamp(min=0)]
-        cache.advance(counts, longest)
-    return F.rms_norm(last, (config.hidden_size,), weights.norm, config.rms_norm_eps)
+    places = [_Place(config, chunk) for chunk in chunks]
+    sizes = [chunk.ids.numel() for chunk in chunks]
+    x = F.embedding(torch.cat([chunk.ids.flatten() for chunk in chunks]), weights.embed)
+    for i in range(config.num_hidden_layers):
+        qkv = project("qkv", i, _norm(config, x, weights.attn_norm[i]))
+        outs = []
+        for place, part in zip(places, qkv.split(sizes)):
+            q, k, v = _heads(config, rope, part.view(*place.shape, -1), place.turn)
+            keys, values = place.write(i, k, v)
+            out = F.scaled_dot_product_attention(
+                q, keys, values, attn_mask=place.mask, enable_gqa=grouped
+            )
+            outs.append(out.transpose(1, 2).reshape(part.shape[0], -1))
+        x = x + project("o", i, outs[0] if len(outs) == 1 else torch.cat(outs))
+        x = x + _feed_forward(config, weights, project, i, x)
+    lasts = [place.finish(part) for place, part in zip(places, x.split(sizes))]
+    return list(_norm(config, torch.cat(lasts), weights.norm).split([len(p) for p in lasts]))
+
+
+class _Place:
+    """Where a chunk's tokens go in their cache, and what they may look at."""
+
+    def __init__(self, config: ModelConfig, chunk: Chunk):
+        self._chunk, cache = chunk, chunk.cache
+        self.shape = b, n = chunk.ids.shape
+        device = chunk.ids.device
+        cache.reserve(n)
+        self._position = cache.length[:, None] + torch.arange(n, device=device)  # [B, N]
+        self._longest = cache.longest + n
+        if chunk.counts is not None:
+            self._longest = int((cache.length + chunk.counts).max())
+        self._width = min(cache.longest + n, cache.keys.shape[3])
+        self.mask = (torch.arange(self._width, device=device) <= self._position[:, :, None])[
+            :, None
+        ]
+        self._row = torch.arange(b, device=device)[:, None]
+        # Only padding is past the end.
+        self.turn = self._position.clamp(max=config.max_position_embeddings - 1)
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Put new keys and values in their places; returns all there are, [B, G, width, D]."""
+        keys, values = self._chunk.cache.keys[layer], self._chunk.cache.values[layer]
+        keys[self._row, :, self._position] = k.transpose(1, 2)
+        values[self._row, :, self._position] = v.transpose(1, 2)
+        return keys[:, :, : self._width], values[:, :, : self._width]
+
+    def finish(self, x: Tensor) -> Tensor:
+        """Declare the tokens valid; x [B N, d] -> what each row's last real token has, [B, d]."""
+        cache, counts = self._chunk.cache, self._chunk.counts
+        b, n = self.shape
+        x = x.view(b, n, -1)
+        if counts is None:
+            cache.advance(torch.full_like(cache.length, n), self._longest)
+            return x[:, -1]
+        cache.advance(counts, self._longest)
+        return x[self._row[:, 0], (counts - 1).clamp(min=0)]
 
 
 def _hf_names(config: ModelConfig) -> dict[str, list[str]]:

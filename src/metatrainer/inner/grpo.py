@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from metatrainer.engine import AdamParams, Engine, TrainRow
+from metatrainer.engine import AdamParams, Engine, Lane, TrainRow
 from metatrainer.errors import EnvError, JobError
 from metatrainer.families import Family
 from metatrainer.inner.rollout import Limits, Question, Rollout, roll_out
@@ -42,7 +41,7 @@ class OnStep(Protocol):
 
 
 def train_job(
-    engine: Engine,
+    engine: Engine | Lane,
     spec: TrainingSpec,
     tasks: Sequence[TaskRow],
     env: EnvSession,
@@ -54,7 +53,7 @@ def train_job(
     """Train a fresh adapter for spec.max_steps steps.
 
     tasks: what `env` has loaded, after it was checked; env scores their conversations.
-    deadline: time.monotonic() past which no further step starts.
+    deadline: engine.clock() past which no further step starts.
     Raises EnvError where the environment fails, JobError("timeout") past the deadline and
     JobError("diverged") where the loss or a weight is no longer finite.
     """
@@ -65,10 +64,10 @@ def train_job(
     tokens = 0
     try:
         for step in range(spec.max_steps):
-            if time.monotonic() > deadline:
+            if engine.clock() > deadline:
                 done = f"stopped at step {step} of {spec.max_steps}"
                 raise JobError("timeout", f"{done}: out of time")
-            started = time.monotonic()
+            started = engine.clock()
             chosen = _whole_groups(order, spec)
             seeds = [(seed * 100_003 + step) * 10_007 + i for i in range(len(chosen))]
             limits = Limits(_MAX_TURNS, spec.max_tokens, spec.temperature)
@@ -83,7 +82,8 @@ def train_job(
             if not math.isfinite(loss):
                 raise JobError("diverged", f"the loss is {loss} at step {step}")
             tokens += sum(len(r.tokens) for r in rollouts)
-            curve.append(_row(step, rollouts, rewards, advantages, spec.group_size, started))
+            seconds = engine.clock() - started
+            curve.append(_row(step, rollouts, rewards, advantages, spec.group_size, seconds))
             on_step(curve[-1])
     except BaseException:
         engine.delete_adapter(adapter)
@@ -121,7 +121,7 @@ def train_row(rollout: Rollout, advantage: float) -> TrainRow:
 
 
 def _update(
-    engine: Engine,
+    engine: Engine | Lane,
     adapter: int,
     rollouts: list[Rollout],
     advantages: list[float],
@@ -137,10 +137,10 @@ def _update(
     if not count:
         return 0.0
     rows = [train_row(rollout, advantage / count) for rollout, advantage in used]
-    loss = engine.forward_backward(rows, adapter, "importance_sampling").loss
     adam = AdamParams(spec.learning_rate, grad_clip_norm=_CLIP)
-    norm = engine.optim_step(adapter, adam)["grad_norm"]
-    return loss if math.isfinite(norm) else norm
+    output, stepped = engine.update(rows, adapter, "importance_sampling", adam)
+    norm = stepped["grad_norm"]
+    return output.loss if math.isfinite(norm) else norm
 
 
 def _row(
@@ -149,7 +149,7 @@ def _row(
     rewards: list[float | None],
     advantages: list[float],
     group_size: int,
-    started: float,
+    seconds: float,
 ) -> dict[str, float]:
     known = [r for r in rewards if r is not None]
     groups = [advantages[i : i + group_size] for i in range(0, len(advantages), group_size)]
@@ -160,7 +160,7 @@ def _row(
         "dead_groups": sum(not any(group) for group in groups) / len(groups),
         "unfinished": sum(not r.finished for r in rollouts) / len(rollouts),
         "tokens": sum(sum(r.sampled) for r in rollouts) / len(rollouts),
-        "seconds": time.monotonic() - started,
+        "seconds": seconds,
     }
 
 

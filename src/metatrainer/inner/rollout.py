@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from metatrainer.chat import ChatFormat, Turn
-from metatrainer.engine import Engine, SamplingParams
+from metatrainer.engine import Engine, Lane, SamplingParams
 from metatrainer.errors import JobError
 from metatrainer.families import Family
 
@@ -57,7 +57,7 @@ class Limits:
 
 
 def roll_out(
-    engine: Engine,
+    engine: Engine | Lane,
     adapter: int | None,
     family: Family,
     questions: Sequence[Question],
@@ -84,11 +84,11 @@ def roll_out(
         )
     params = SamplingParams(limits.max_tokens, limits.temperature, stop=chat.stop)
     decoder = engine.decoder(adapter, seeds)
-    decoder.feed_shared([r.prompt for r in rollouts])
+    engine.feed(decoder, [r.prompt for r in rollouts])
     active = list(range(len(rollouts)))
     for turn_number in range(limits.max_turns):
         heard: dict[int, list[int]] = {}
-        for i, sample in zip(active, decoder.sample(params)):
+        for i, sample in zip(active, engine.sample_turn(decoder, params)):
             rollout = rollouts[i]
             _append(rollout, sample.tokens, sample.logprobs)
             turn = chat.parse(sample.tokens)
@@ -104,7 +104,7 @@ def roll_out(
             break
         decoder.keep([seat for seat, i in enumerate(active) if i in fits])
         active = [i for i in active if i in fits]
-        decoder.feed([fits[i] for i in active])
+        engine.feed(decoder, [fits[i] for i in active])
         for i in active:
             _append(rollouts[i], fits[i], None)
     return rollouts
@@ -127,6 +127,6 @@ def _results(family: Family, world: Mapping[str, Any], turn: Turn) -> list[str]:
     return answers + [f"error: {problem}" for problem in turn.errors]
 
 
-def _fits(engine: Engine, rollout: Rollout, ids: list[int], limits: Limits) -> bool:
+def _fits(engine: Engine | Lane, rollout: Rollout, ids: list[int], limits: Limits) -> bool:
     used = len(rollout.prompt) + len(rollout.tokens) + len(ids)
     return used + limits.max_tokens < engine.config.max_position_embeddings

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metatrainer.engine.model import ModelConfig, Rope, Weights, forward, init_weights
+from metatrainer.engine.model import ModelConfig, Plain, Rope, Weights, forward, init_weights
 from metatrainer.nano.traces import Trace
 
 
@@ -62,7 +62,7 @@ def pretrain(
             group["lr"] = settings.learning_rate * _schedule(step, settings)
         ids, learn = next(batches)
         with torch.autocast(device.split(":")[0], torch.bfloat16, enabled=device != "cpu"):
-            hidden, _, _ = forward(config, weights, rope, ids[:, :-1])
+            hidden, _, _ = forward(config, weights, Plain(weights), rope, ids[:, :-1])
             logits = F.linear(hidden[learn[:, 1:]], weights.head)
         loss = F.cross_entropy(logits.float(), ids[:, 1:][learn[:, 1:]])
         optimizer.zero_grad(set_to_none=True)

@@ -6,13 +6,15 @@ scorer sees an adapter and items only. Knows nothing about pipes, queues or the 
 
 from __future__ import annotations
 
-import time
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from metatrainer import families
 from metatrainer.agent.task import hidden_items
-from metatrainer.engine import Engine
+from metatrainer.engine import Engine, Lane, Packer
 from metatrainer.errors import JobError
 from metatrainer.families import Family
 from metatrainer.inner.grpo import TrainedJob, train_job
@@ -27,30 +29,38 @@ from metatrainer.students import catalogue
 from metatrainer.students.evaluate import evaluate
 from metatrainer.students.score import Score
 
+_GUEST_STRIDE = 1000
 CALL_SECONDS = 10.0
 """Time of one call into the environment: loading its tasks, or scoring one step."""
 
 
 class Bench:
-    """The engines and the sandbox of one slot."""
+    """The engines and the sandboxes of one slot; several jobs at a time share an engine's passes.
+
+    Safe to use from several threads: each job is ordinary code in one of them.
+    """
 
     def __init__(self, setup: Setup):
         torch.set_num_threads(1)
         self._settings = setup.settings
         self._hidden_seed = setup.secret_seed
-        self._engines: dict[str, Engine] = {}
-        self._guest = Guest(setup.slot)
-        self._guest.start()
+        self._slot = setup.slot
+        self._lock = threading.Lock()
+        self._packers: dict[str, Packer] = {}
+        self._guests = [Guest(setup.slot)]
+        self._idle = list(self._guests)
+        self._guests[0].start()
 
     def train(self, order: JobOrder) -> JobResult:
         """Train and score one student. Raises JobError or EnvError."""
-        engine, family = self._engine(order.student), families.get(order.family)
-        began = time.monotonic()
+        engine, family = self._lane(order.student), families.get(order.family)
+        began = engine.clock()
         trained = self._train(order, engine, family)
-        train_seconds = time.monotonic() - began
+        train_seconds = engine.clock() - began
         try:
             post = self._score(engine, trained.adapter, family)
-            engine.save_adapter(trained.adapter, order.job_dir / jobdir.ADAPTER)
+            folder = order.job_dir / jobdir.ADAPTER
+            engine.call(lambda owner: owner.save_adapter(trained.adapter, folder))
         finally:
             engine.delete_adapter(trained.adapter)
         return JobResult(
@@ -59,27 +69,33 @@ class Bench:
             outcome="ok",
             post=post,
             train_seconds=train_seconds,
-            eval_seconds=time.monotonic() - began - train_seconds,
+            eval_seconds=engine.clock() - began - train_seconds,
             rollouts=trained.rollouts,
             tokens=trained.tokens,
             curve=trained.curve,
-            adapter=order.job_dir / jobdir.ADAPTER,
+            adapter=folder,
         )
 
     def baseline(self, family: str, student: str) -> Score:
         """Hidden score of an untrained student, on the same items and seed as after training."""
-        return self._score(self._engine(student), None, families.get(family))
+        return self._score(self._lane(student), None, families.get(family))
 
     def close(self) -> None:
-        """End the sandbox."""
-        self._guest.close()
+        """End engines and sandboxes."""
+        for packer in self._packers.values():
+            packer.close()
+        for guest in self._guests:
+            guest.close()
 
-    def _train(self, order: JobOrder, engine: Engine, family: Family) -> TrainedJob:
+    def _train(self, order: JobOrder, engine: Lane, family: Family) -> TrainedJob:
         files = jobdir.read_files(order.job_dir)
         spec = _spec(files, order.student)
-        deadline = time.monotonic() + self._settings.limits.max_seconds
+        deadline = engine.clock() + self._settings.limits.max_seconds
         environment = spec.environment
-        with self._guest.session(files, environment.module, environment.args, CALL_SECONDS) as env:
+        with (
+            self._guest() as guest,
+            guest.session(files, environment.module, environment.args, CALL_SECONDS) as env,
+        ):
             tasks = env.load()
             self._check(tasks, family, f"{environment.module}/__init__.py")
             return train_job(engine, spec.prime_rl, tasks, env, family, order.seed, deadline)
@@ -92,15 +108,32 @@ class Bench:
         if fault := check_tasks(tasks, family, package):
             raise JobError("env_error", f"tasks changed after validation: {fault.render()}")
 
-    def _score(self, engine: Engine, adapter: int | None, family: Family) -> Score:
+    def _score(self, engine: Lane, adapter: int | None, family: Family) -> Score:
         evaluation = self._settings.evaluation
         items = hidden_items(family.name, self._hidden_seed, evaluation.items)
         return evaluate(engine, adapter, family, items, evaluation, self._hidden_seed)
 
-    def _engine(self, student: str) -> Engine:
-        if student not in self._engines:
-            self._engines[student] = Engine(catalogue.verified_folder(student))
-        return self._engines[student]
+    def _lane(self, student: str) -> Lane:
+        """The engine of a student as one job sees it; opened for the first job that wants it."""
+        with self._lock:
+            if student not in self._packers:
+                self._packers[student] = Packer(Engine(catalogue.verified_folder(student)))
+            return self._packers[student].lane()
+
+    @contextmanager
+    def _guest(self) -> Iterator[Guest]:
+        """A sandbox of the job's own for its time; one more is started where all are taken."""
+        with self._lock:
+            if not self._idle:
+                # Slots of one worker's sandboxes lie apart, so that no two have the same user.
+                self._guests.append(Guest(self._slot + _GUEST_STRIDE * len(self._guests)))
+                self._idle.append(self._guests[-1])
+            guest = self._idle.pop()
+        try:
+            yield guest
+        finally:
+            with self._lock:
+                self._idle.append(guest)
 
 
 def _spec(files: dict[str, str], student: str) -> JobSpec:

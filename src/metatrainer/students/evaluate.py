@@ -6,14 +6,14 @@ Sees a base model, an adapter and items; never an environment, a reward function
 from __future__ import annotations
 
 from metatrainer.config import EvalSettings
-from metatrainer.engine import Engine
+from metatrainer.engine import Engine, Lane
 from metatrainer.families import Family, Item
 from metatrainer.inner.rollout import Limits, Question, roll_out
 from metatrainer.students.score import Score, wilson
 
 
 def evaluate(
-    engine: Engine,
+    engine: Engine | Lane,
     adapter: int | None,
     family: Family,
     items: list[Item],
@@ -35,7 +35,7 @@ def evaluate(
     )
     low, high = wilson(right, len(items))
     return Score(
-        student=engine.folder.name,
+        student=engine.name,
         family=family.name,
         n=len(items),
         mean=right / len(items),
