@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from metatrainer import families
 from metatrainer.chat import PLAIN_TOKENS, SPECIAL_TOKENS
 from metatrainer.engine import Engine
-from metatrainer.engine.model import forward
+from metatrainer.engine.model import Plain, forward
 from metatrainer.errors import ConfigError
 from metatrainer.nano.build import AGENT, NAMES, STUDENTS, right_arguments
 from metatrainer.students import catalogue
@@ -34,7 +34,7 @@ def test_transformers_loads_the_same_model(name):
     assert model.num_parameters() == catalogue.models()[name].parameters
     ids = torch.tensor([tokenizer.encode("Who is the boss of the friend of BelMar?\n" * 4)])
     with torch.no_grad():
-        hidden, _, _ = forward(engine.config, engine.base, engine.rope, ids)
+        hidden, _, _ = forward(engine.config, engine.base, Plain(engine.base), engine.rope, ids)
         ours, theirs = F.linear(hidden, engine.base.head), model(ids).logits
     assert (ours - theirs).abs().max() < 1e-3
     for token in (*SPECIAL_TOKENS, *PLAIN_TOKENS):
