@@ -14,6 +14,7 @@ import typer
 
 from metatrainer.errors import ConfigError
 from metatrainer.options import Config, Set
+from metatrainer.shown import visible
 
 if TYPE_CHECKING:
     from metatrainer.by_hand import Ran, Trial
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from metatrainer.jobs.validate import Verdict
     from metatrainer.students.score import Score
 
+MESSAGE_CHARS = 2_000
+"""Longer explanations of a failure are cut."""
 SHOWN_STEPS = 20
 """Steps of the curve that are printed; of more, as many evenly spaced ones."""
 
@@ -211,8 +214,6 @@ def _print_findings(findings: list[Finding]) -> None:
 
 
 def _print_ran(ran: Ran) -> None:
-    from metatrainer.sandbox.host import clean
-
     curve = ran.result.curve
     if curve:
         print("  step  reward  no signal  unfinished  seconds")
@@ -223,7 +224,7 @@ def _print_ran(ran: Ran) -> None:
             f"  {row['unfinished']:10.0%}  {row['seconds']:7.2f}"
         )
     if ran.result.post is None:
-        print(f"{ran.result.outcome}: {clean(ran.result.message)}")
+        print(f"{ran.result.outcome}: {visible(ran.result.message, MESSAGE_CHARS)}")
         return
     print(f"after   {_score(ran.result.post)}")
     print(

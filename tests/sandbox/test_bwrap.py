@@ -72,6 +72,5 @@ def test_a_sandbox_that_fails_is_told_with_its_message(monkeypatch, tmp_path):
 
 
 def test_other_machines_are_refused():
-    assert len(seccomp.program("aarch64")) == len(seccomp.program("x86_64"))
     with pytest.raises(SandboxUnavailable, match="riscv64"):
         seccomp.program("riscv64")

@@ -220,12 +220,6 @@ def test_a_session_after_an_error_still_answers(guest):
         assert session.score([(0, chat("y"))])[0].reward == 1.0
 
 
-def test_one_session_at_a_time(guest):
-    session = guest.session(submission(), "environment", {}, 5)
-    with session, pytest.raises(RuntimeError, match="one session"):
-        guest.session(submission(), "environment", {}, 5)
-
-
 def test_a_task_that_was_not_loaded_cannot_be_scored(guest):
     session = guest.session(submission(tasks=2), "environment", {}, 5)
     with session, pytest.raises(IndexError):

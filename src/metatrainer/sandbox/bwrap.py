@@ -158,7 +158,7 @@ def _limits() -> list[str]:
 
 def _namespaces(trees: list[Tree], data: dict[str, int]) -> list[str]:
     argv = [
-        *("bwrap", "--unshare-all", "--unshare-user", "--disable-userns"),
+        *("bwrap", "--unshare-all", "--unshare-user"),
         *("--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"),
         *("--setenv", "PATH", "/usr/bin:/bin", "--setenv", "HOME", "/tmp"),
         *("--setenv", "PYTHONHASHSEED", "0", "--setenv", "LD_LIBRARY_PATH", "/python/lib"),

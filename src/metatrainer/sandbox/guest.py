@@ -1,111 +1,202 @@
-"""The program inside the sandbox: holds verifiers ready and runs one submission at a time.
+"""The program inside the sandbox: holds verifiers ready and keeps submissions apart.
 
-Process 1 imports verifiers once and forks a child for each session, so a session costs a fork
-instead of seconds. Only the child runs submitted code. Afterwards process 1 kills whatever the
-session left running and empties the writable folders; if it cannot, it ends, and the host starts
-a new sandbox. Standard library only; the host shows this one file inside.
+Process 1 imports verifiers once. For each session it forks a keeper, so a session costs forks
+instead of seconds. The keeper moves into user, process, mount and IPC namespaces of its own with
+folders of its own, and forks the one process that runs submitted code (submission.py). It passes
+requests on, watches time, memory and prints, and takes everything of its session with it when it
+ends. Process 1 and keepers run no submitted code. Standard library only; the host shows this
+folder inside.
 
-Wire: one line a message, both ways, of bounded length. From the host: `open {json}`,
-`call SECONDS {json}`, `close`. To the host: `O {json}` from process 1, `E {json}` a failure that
-process 1 saw, `R ...` a line of the child as it came - not to be trusted.
+Wire: process 1 gets a socket for each session over its own socket. On a session's socket, one
+line a message, both ways, of bounded length. From the host: `open {json}`, `call SECONDS {json}`,
+`close`. To the host: `O {json}` from the keeper, `E {json}` a failure that the keeper saw, `R ...`
+a line of the submission's process as it came - not to be trusted.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import gc
 import importlib
-import importlib.util
-import inspect
-import itertools
 import json
-import math
 import os
-import random
-import resource
 import select
-import shutil
 import signal
+import socket
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
-JOB = "/tmp/job"
-WRITABLE = ("/tmp", "/dev/shm")
+HERE = Path(__file__).parent
+FILTER = HERE / "filter"
 
 MIB = 1 << 20
 MAX_LINE = 32 * MIB
-"""Longest line taken from the host or from a session."""
+"""Longest line taken from a session."""
 MAX_PRINTED = MIB // 4
 """A session that prints more is ended."""
 KEEP_PRINTED = 4096
 """What is kept of the printed text."""
 MAX_RESIDENT = 1024 * MIB
 """Memory of all processes of a session together."""
-ADDRESS_SPACE = 1536 * MIB
-PROCESSES = 16
-CPU_SECONDS = 300
 TICK = 0.05
 """Seconds between two looks at a session's memory."""
-PR_SET_DUMPABLE = 4
 
+CLONE_NEWNS, CLONE_NEWIPC = 0x00020000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID = 0x10000000, 0x20000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+PR_SET_DUMPABLE, PR_CAPBSET_DROP = 4, 24
+CAPABILITY_VERSION = 0x20080522
+LAST_CAPABILITY = 63
 
-class Slow(BaseException):
-    """The time of a call is nearly over; raised in the submitted code to learn where it is."""
+libc = ctypes.CDLL(None, use_errno=True)
+submission: Any
+"""The module beside this one."""
 
 
 # ---- process 1 -----------------------------------------------------------------------------
 
 
 def main(sites: list[str]) -> None:
-    """Serve the host until it closes its end."""
-    control = Control()
-    # No debugger, no reading of memory or descriptors through /proc/1.
-    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    """Fork keepers for the host until it closes its end."""
+    control = claim_control()
+    set_dumpable(False)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.path.remove(str(HERE))
     sys.path.extend(sites)
     sys.dont_write_bytecode = True
     import numpy.random
     import verifiers.v1  # noqa: F401
 
     numpy.random.seed(0)
+    filtered = FILTER.read_bytes()
     gc.collect()
     gc.freeze()
-    control.send(b"O", {"ready": True})
-    session: Session | None = None
-    while (line := control.read_line()) is not None:
-        verb, _, rest = line.partition(b" ")
-        if verb == b"open":
-            session = Session(json.loads(rest), control)
-            control.send(b"O", {"ok": True})
-        elif verb == b"call" and session is not None:
-            seconds, _, body = rest.partition(b" ")
-            session.call(float(seconds), body)
-        elif verb == b"close" and session is not None:
-            control.send(b"O", {"printed": session.end()})
-            session = None
+    apart = can_set_apart()
+    control.send(json.dumps({"ready": True, "apart": apart}).encode())
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 16, 1)
+        if not message:
+            return
+        if os.fork() == 0:
+            control.close()
+            keep(descriptors[0], filtered, apart)
+        os.close(descriptors[0])
+        reap()
 
 
-class Control:
-    """The two pipes to the host, moved away from where submitted code would look for them."""
+def claim_control() -> socket.socket:
+    """The socket to the host, moved away from where submitted code would look for it."""
+    control = socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1):
+        os.dup2(null, standard)
+    os.close(null)
+    return control
 
-    def __init__(self) -> None:
-        self.inward = os.dup(0)
-        self.outward = os.dup(1)
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)
-        os.dup2(null, 1)
+
+def reap() -> None:
+    """Take note of processes that have ended."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def can_set_apart() -> bool:
+    """Whether namespaces within the sandbox's can be made here; tried, not guessed."""
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            set_apart()
+            os._exit(0)
+        os._exit(1)
+    # set_apart goes on in a grandchild, whose status its parent passes on.
+    return os.waitpid(pid, 0)[1] == 0
+
+
+# ---- namespaces ----------------------------------------------------------------------------
+
+
+def set_apart(wait: bool = True) -> None:
+    """Go on as process 1 of namespaces of its own. Raises OSError.
+
+    wait: whether the process that called stays until the new one ends, with its status.
+    """
+    set_dumpable(True)  # else its files in /proc belong to nobody
+    Path("/proc/self/oom_score_adj").write_text("1000")
+    ids = {"uid_map": os.getuid(), "gid_map": os.getgid()}
+    check(libc.unshare(CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC), "unshare")
+    Path("/proc/self/setgroups").write_text("deny")
+    for file, number in ids.items():
+        Path("/proc/self", file).write_text(f"{number} {number} 1")
+    if pid := os.fork():
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF if wait else 0)
+    mount_own()
+    drop_capabilities()
+    set_dumpable(False)
+
+
+def mount_own() -> None:
+    """Folders that no other session sees, over those of the sandbox."""
+    quiet = MS_NOSUID | MS_NODEV
+    mount("proc", "/proc", quiet | MS_NOEXEC)
+    Path("/proc/sys/user/max_user_namespaces").write_text("0")
+    mount("proc", "/proc", quiet | MS_NOEXEC | MS_RDONLY | MS_REMOUNT)
+    mount("tmpfs", "/tmp", quiet, "size=64m,nr_inodes=8192,mode=700")
+    mount("tmpfs", "/dev/shm", quiet, "size=16m,nr_inodes=1024,mode=700")
+    mount("tmpfs", "/dev/pts", quiet | MS_RDONLY, "size=4k,mode=500")
+
+
+def mount(kind: str, place: str, flags: int, options: str = "") -> None:
+    done = libc.mount(kind.encode(), place.encode(), kind.encode(), flags, options.encode())
+    check(done, f"mount {kind} on {place}")
+
+
+def drop_capabilities() -> None:
+    """Give up, for good, what a new user namespace gives."""
+    for capability in range(LAST_CAPABILITY + 1):
+        libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # numbers that do not exist are refused
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
+    check(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+
+
+def set_dumpable(dumpable: bool) -> None:
+    """Without: no debugger, no reading of memory or descriptors through /proc."""
+    libc.prctl(PR_SET_DUMPABLE, int(dumpable), 0, 0, 0)
+
+
+def check(done: int, what: str) -> None:
+    if done:
+        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+
+
+# ---- the keeper ----------------------------------------------------------------------------
+
+
+def keep(descriptor: int, filtered: bytes, apart: bool) -> NoReturn:
+    """Serve one session on a socket of the host, then end with everything in it."""
+    try:
+        if apart:
+            set_apart(wait=False)
+        Keeper(Host(descriptor), filtered).serve()
+    finally:
+        os._exit(0)
+
+
+class Host:
+    """The socket of a session."""
+
+    def __init__(self, descriptor: int):
+        self.descriptor = descriptor
         self._rest = b""
 
     def read_line(self) -> bytes | None:
-        """The next line of the host, None when it has gone."""
+        """The next line, None when the host has gone."""
         parts = [self._rest]
         while b"\n" not in parts[-1]:
-            chunk = os.read(self.inward, MIB)
+            chunk = os.read(self.descriptor, MIB)
             if not chunk:
                 return None
             parts.append(chunk)
@@ -118,23 +209,40 @@ class Control:
     def send_raw(self, mark: bytes, line: bytes) -> None:
         view = memoryview(mark + b" " + line + b"\n")
         while view:
-            view = view[os.write(self.outward, view) :]
+            view = view[os.write(self.descriptor, view) :]
 
 
-class Session:
-    """One submission: a child process, the pipes to it and what it printed."""
+class Keeper:
+    """One session: the process of the submission, the pipes to it and what it printed."""
 
-    def __init__(self, spec: dict[str, Any], control: Control):
-        self.control = control
-        requests, self.requests = os.pipe()
-        self.answers, answers = os.pipe()
-        self.prints, prints = os.pipe()
+    def __init__(self, host: Host, filtered: bytes):
+        self.host = host
+        self.filtered = filtered
         self.printed = b""
         self.printed_size = 0
         self.failed = False
+
+    def serve(self) -> None:
+        """Do what the host asks until it closes the session or goes."""
+        self.host.send(b"O", {"ready": True})
+        while (line := self.host.read_line()) is not None:
+            verb, _, rest = line.partition(b" ")
+            if verb == b"open":
+                self.open(json.loads(rest))
+            elif verb == b"call":
+                seconds, _, body = rest.partition(b" ")
+                self.call(float(seconds), body)
+            elif verb == b"close":
+                kill_everything()
+                return self.host.send(b"O", {"printed": self.printed.decode(errors="replace")})
+
+    def open(self, spec: dict[str, Any]) -> None:
+        requests, self.requests = os.pipe()
+        self.answers, answers = os.pipe()
+        self.prints, prints = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            run_child(requests, answers, prints, spec)
+            submission.run((requests, answers, prints), spec, self.filtered)
         for end in (requests, answers, prints):
             os.close(end)
         self.gone = os.pidfd_open(self.pid)
@@ -150,29 +258,18 @@ class Session:
             answer = self._exchange(memoryview(body + b"\n"), deadline)
         except Ended as end:
             return self._fail(end.kind, end.message)
-        # Between calls a session stands still: it takes no time from other slots.
+        # Between calls a session stands still: it takes no time from others.
         signal_everything(signal.SIGSTOP)
-        self.control.send_raw(b"R", answer)
-
-    def end(self) -> str:
-        """Remove every trace of the session. Returns the start of what it printed."""
-        kill_everything()
-        for end in (self.requests, self.answers, self.prints, self.gone):
-            os.close(end)
-        try:
-            wipe()
-        except (OSError, RecursionError):
-            os._exit(1)
-        return self.printed.decode(errors="replace")
+        self.host.send_raw(b"R", answer)
 
     def _fail(self, kind: str, message: str) -> None:
         self.failed = True
         kill_everything()
-        self.control.send(b"E", {"kind": kind, "message": message})
+        self.host.send(b"E", {"kind": kind, "message": message})
 
     def _exchange(self, request: memoryview, deadline: float) -> bytes:
         poll = select.poll()
-        for end in (self.answers, self.prints, self.gone, self.control.inward):
+        for end in (self.answers, self.prints, self.gone, self.host.descriptor):
             poll.register(end, select.POLLIN)
         poll.register(self.requests, select.POLLOUT)
         parts: list[bytes] = []
@@ -180,7 +277,7 @@ class Session:
         look = time.monotonic() + TICK
         while True:
             events = dict(poll.poll(TICK * 1000))
-            if self.control.inward in events:
+            if self.host.descriptor in events:
                 os._exit(0)  # the host speaks only between calls: it has gone
             if self.requests in events:
                 request = self._push(request)
@@ -256,16 +353,6 @@ def kill_everything() -> None:
             return
 
 
-def wipe() -> None:
-    """Empty the writable folders. Raises OSError where something cannot be removed."""
-    for folder in WRITABLE:
-        for entry in os.scandir(folder):
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path)
-            else:
-                os.unlink(entry.path)
-
-
 def resident() -> int:
     """Bytes of memory that the other processes hold."""
     total = 0
@@ -280,318 +367,7 @@ def resident() -> int:
     return total
 
 
-# ---- the child -----------------------------------------------------------------------------
-
-
-def run_child(requests: int, answers: int, prints: int, spec: dict[str, Any]) -> NoReturn:
-    """Become the session's process. Holds nothing of process 1 but its own three pipes."""
-    try:
-        os.setsid()
-        os.dup2(prints, 1)
-        os.dup2(prints, 2)
-        requests, answers = os.dup2(requests, 3), os.dup2(answers, 4)
-        os.closerange(5, 1 << 16)
-        set_limits()
-        os.makedirs(JOB)
-        os.chdir(JOB)
-        write_files(spec["files"])
-        serve(requests, answers, Submission(spec["module"], spec["args"]))
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(1)
-
-
-def set_limits() -> None:
-    for what, value in (
-        (resource.RLIMIT_AS, ADDRESS_SPACE),
-        (resource.RLIMIT_NPROC, PROCESSES),
-        (resource.RLIMIT_CPU, CPU_SECONDS),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(what, (value, value))
-
-
-def write_files(files: dict[str, str]) -> None:
-    for name, text in files.items():
-        path = os.path.join(JOB, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-
-
-def serve(requests: int, answers: int, submission: Submission) -> None:
-    """Answer requests until the pipe closes."""
-    signal.signal(signal.SIGALRM, on_alarm)
-    with open(requests, "rb") as lines:
-        for line in lines:
-            request = json.loads(line)
-            reply = {"id": request["id"], **answer(submission, request)}
-            view = memoryview(json.dumps(reply).encode() + b"\n")
-            while view:
-                view = view[os.write(answers, view) :]
-
-
-def on_alarm(signum: int, frame: Any) -> NoReturn:
-    raise Slow
-
-
-def answer(submission: Submission, request: dict[str, Any]) -> dict[str, Any]:
-    try:
-        signal.setitimer(signal.ITIMER_REAL, request["seconds"])
-        if request["op"] == "load":
-            value: Any = submission.load(request["limit"])
-        else:
-            value = submission.score(request["batch"])
-        return {"value": value}
-    except BaseException as error:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        return {"error": describe(error, submission.stage)}
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-
-
-def describe(error: BaseException, stage: str) -> dict[str, Any]:
-    """An exception as data: what kind, what it says, and where in the submission."""
-    kind = {MemoryError: "memory", Slow: "timeout"}.get(type(error), stage)
-    message = "not finished in time" if isinstance(error, Slow) else say(error)
-    file, line = place(error)
-    return {"kind": kind, "message": message, "file": file, "line": line}
-
-
-def say(error: BaseException) -> str:
-    from pydantic import ValidationError
-
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return f"{error.title}.{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    text = str(error.msg) if isinstance(error, SyntaxError) else str(error)
-    return f"{type(error).__name__}: {text}"[:2000]
-
-
-def place(error: BaseException) -> tuple[str | None, int | None]:
-    """File and line in the submission: the innermost frame that lies in it."""
-    places = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
-    if isinstance(error, SyntaxError):
-        places.append((error.filename or "", error.lineno or 0))
-    own = [(file[len(JOB) + 1 :], line) for file, line in places if file.startswith(JOB + "/")]
-    return own[-1] if own else (None, None)
-
-
-class Submission:
-    """The submitted package: its tasks, and scores of conversations by their rewards."""
-
-    def __init__(self, module: str, args: dict[str, Any]):
-        self.module = module
-        self.args = args
-        self.stage = "import"
-        self.tasks: list[Any] = []
-        self._hooks: dict[int, tuple[list[Hook], list[Hook]]] = {}
-        self._builder: TraceBuilder | None = None
-
-    def load(self, limit: int) -> list[dict[str, Any]]:
-        """Import the package and build its tasks, `limit` of them at most."""
-        random.seed(0)  # a fork reseeds it; loading twice has to give the same tasks
-        self.stage = "import"
-        taskset = find_taskset(import_package(self.module))
-        self.stage = "load"
-        self.tasks = list(itertools.islice(iter(make(taskset, self.args)), limit))
-        self._builder = TraceBuilder(self.tasks[0]) if self.tasks else None
-        return [row(task) for task in self.tasks]
-
-    def score(self, batch: list[tuple[int, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
-        """A result for each (task index, conversation); one that fails leaves the others be."""
-        self.stage = "reward"
-        return asyncio.run(self._score_all(batch))
-
-    async def _score_all(self, batch: list[Any]) -> list[dict[str, Any]]:
-        return [await self._score_one(index, messages) for index, messages in batch]
-
-    async def _score_one(self, index: int, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        try:
-            return await self._rewards(index, messages)
-        except Exception as error:
-            if isinstance(error, MemoryError):
-                raise
-            described = describe(error, "reward")
-            return {"reward": None, "parts": {}, "error": described}
-
-    async def _rewards(self, index: int, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        task = self.tasks[index]
-        if index not in self._hooks:
-            self._hooks[index] = hooks(task, "metric"), hooks(task, "reward")
-        metrics, rewards = self._hooks[index]
-        trace = self._builder.build(task, messages)  # type: ignore[union-attr]
-        # As in the library: names are known beforehand, results of rewards only after all ran.
-        trace.metrics.update((hook.name, None) for hook in metrics)
-        trace.rewards.update((hook.name, None) for hook in rewards)
-        measured = [pair for hook in metrics for pair in await hook(task, trace)]
-        trace.metrics.clear()
-        trace.metrics.update(measured)
-        parts: dict[str, float] = {}
-        total = 0.0
-        for hook in rewards:
-            for name, value in await hook(task, trace):
-                parts[name] = value
-                total += value * hook.weight
-        if not rewards:
-            raise TypeError("the task has no @vf.reward method")
-        return {"reward": total, "parts": parts, "error": None}
-
-
-def import_package(name: str) -> Any:
-    """Import the submission. It comes last on the path: it can replace no library."""
-    if name in sys.modules or importlib.util.find_spec(name) is not None:
-        raise ImportError(f"{name!r} is the name of an installed module; rename the package")
-    sys.path.append(JOB)
-    return importlib.import_module(name)
-
-
-def find_taskset(module: Any) -> type:
-    """The one Taskset that the package exports."""
-    from verifiers.v1 import Taskset
-
-    names = getattr(module, "__all__", None)
-    if names is None:
-        raise TypeError("the package has no __all__; write __all__ = ['NameOfYourTaskset']")
-    exported = [getattr(module, name) for name in names]
-    found = [x for x in exported if isinstance(x, type) and issubclass(x, Taskset)]
-    if len(found) != 1:
-        raise TypeError(f"__all__ exports {len(found)} Tasksets; export exactly one")
-    return found[0]
-
-
-def make(taskset: type, args: dict[str, Any]) -> Any:
-    from verifiers.v1 import TasksetConfig
-    from verifiers.v1.utils.generic import concrete_type
-
-    config = concrete_type(taskset, TasksetConfig) or TasksetConfig
-    return taskset(config.model_validate(args))
-
-
-def row(task: Any) -> dict[str, Any]:
-    """A task as data: the prompt, and the fields that the submission's data class adds."""
-    from verifiers.v1 import Task, TaskData
-
-    own = set(type(task.data).model_fields) - set(TaskData.model_fields)
-    return {
-        "prompt": task.data.prompt_text,
-        "system_prompt": task.data.system_prompt,
-        "data": task.data.model_dump(mode="json", include=own),
-        "key": None if type(task).key is Task.key else str(task.key),
-    }
-
-
-class Hook:
-    """A @vf.reward or @vf.metric method, called as the library would."""
-
-    def __init__(self, fn: Callable[..., Any]):
-        self.fn = fn
-        self.name = fn.__name__
-        self.weight = float(getattr(fn, "_vf_weight", 1.0))
-        self.wanted = [p for p in inspect.signature(fn).parameters if p in ("task", "trace")]
-
-    async def __call__(self, task: Any, trace: Any) -> list[tuple[str, float]]:
-        values = {"task": task.data, "trace": trace}
-        pending = self.fn(**{name: values[name] for name in self.wanted})
-        if not inspect.isawaitable(pending):
-            raise TypeError(f"{self.name} is not async; write 'async def {self.name}'")
-        result = await pending
-        items = result.items() if isinstance(result, Mapping) else [(self.name, result)]
-        return [(str(name), number(name, value)) for name, value in items]
-
-
-def number(name: str, value: Any) -> float:
-    if isinstance(value, str) or not hasattr(value, "__float__"):
-        raise TypeError(f"{name} returned {type(value).__name__}, not a number")
-    result = float(value)
-    if not math.isfinite(result):
-        raise ValueError(f"{name} returned {result}; a reward must be finite")
-    return result
-
-
-def hooks(task: Any, kind: str) -> list[Hook]:
-    """The task's methods of a kind, without those that need a runtime: there is none here."""
-    found = task.hooks(kind)
-    return [Hook(fn) for fn in found if not needs_runtime(fn)]
-
-
-def needs_runtime(fn: Callable[..., Any]) -> bool:
-    parameter = inspect.signature(fn).parameters.get("runtime")
-    return parameter is not None and parameter.default is inspect.Parameter.empty
-
-
-class TraceBuilder:
-    """Builds the library's traces from chat messages, by copying one that was built properly."""
-
-    def __init__(self, task: Any):
-        import verifiers.v1 as vf
-        from verifiers.v1.configs.agent import AgentConfig
-        from verifiers.v1.graph import MessageNode
-        from verifiers.v1.state import state_cls
-        from verifiers.v1.trace import AgentInfo, TraceTask
-
-        self.state = state_cls(type(task))
-        info = TraceTask(type=type(task).__name__, data=task.data)
-        agent = AgentInfo(config=AgentConfig())
-        self.trace = vf.Trace(task=info, agent=agent, state=self.state(), is_completed=True)
-        self.types = vf
-        self.node = MessageNode(message=vf.UserMessage(content=""))
-
-    def build(self, task: Any, messages: list[dict[str, Any]]) -> Any:
-        """A finished trace of `messages`; the assistant's count as the model's own."""
-        nodes = list(self._nodes(messages))
-        return self.trace.model_copy(
-            update={
-                "task": self.trace.task.model_copy(update={"data": task.data}),
-                "nodes": nodes,
-                "calls": [],
-                "rewards": {},
-                "metrics": {},
-                "info": {},
-                "errors": [],
-                "state": self.state(),
-            }
-        )
-
-    def _nodes(self, messages: list[dict[str, Any]]) -> Iterator[Any]:
-        for i, message in enumerate(messages):
-            yield self.node.model_copy(
-                update={
-                    "parent": i - 1 if i else None,
-                    "message": self._message(message),
-                    "sampled": message["role"] == "assistant",
-                }
-            )
-
-    def _message(self, message: dict[str, Any]) -> Any:
-        role, content = message["role"], message.get("content")
-        if role == "assistant":
-            calls = [self._call(call) for call in message.get("tool_calls") or ()]
-            return self.types.AssistantMessage.model_construct(
-                content=content, tool_calls=calls or None
-            )
-        if role == "tool":
-            return self.types.ToolMessage.model_construct(
-                tool_call_id=str(message.get("tool_call_id", "")),
-                content=content or "",
-                name=message.get("name"),
-            )
-        kind = self.types.SystemMessage if role == "system" else self.types.UserMessage
-        return kind.model_construct(content=content or "")
-
-    def _call(self, call: dict[str, Any]) -> Any:
-        """OpenAI's nested form, or the flat one."""
-        function = call.get("function") or call
-        arguments = function["arguments"]
-        return self.types.ToolCall.model_construct(
-            id=str(call.get("id", "")),
-            name=function["name"],
-            arguments=arguments if isinstance(arguments, str) else json.dumps(arguments),
-        )
-
-
 if __name__ == "__main__":
+    # The neighbour in the folder that the host shows; found before the folder leaves the path.
+    submission = importlib.import_module("submission")
     main(sys.argv[1:])

@@ -1,7 +1,7 @@
 """The trusted side of the sandbox: start one, run submissions in it, replace it when it breaks.
 
 Knows the wire of guest.py and believes none of it: every answer is checked for shape and size.
-Knows nothing about what a good submission is. Not thread-safe; one session at a time.
+Knows nothing about what a good submission is.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import hashlib
 import itertools
 import json
 import math
-import os
 import select
+import socket
+import struct
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,24 +25,30 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn, TypeVar
 
 from metatrainer.errors import EnvError, SandboxUnavailable
-from metatrainer.sandbox import bwrap
+from metatrainer.sandbox import bwrap, cgroup, seccomp
+from metatrainer.shown import one_line, visible
 
 T = TypeVar("T")
 
-GUEST_FILE = Path(__file__).with_name("guest.py")
-GUEST_AT = "/guest.py"
+GUEST_FILES = [Path(__file__).with_name(name) for name in ("guest.py", "submission.py")]
+GUEST_AT = "/guest"
 
 START_SECONDS = 120.0
 """The first import of verifiers may have to compile it."""
 GRACE_SECONDS = 2.0
 """How much later than its own deadline a guest may answer before it is replaced."""
+OPEN_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
 MAX_ANSWER = 33 << 20
 MAX_FILES = 64
 MAX_FILES_SIZE = 1 << 20
+MAX_PRINTED = 4096
 MAX_MESSAGE = 400
 """Characters kept of a message that comes from a submission."""
 KINDS = ("import", "load", "reward", "timeout", "memory", "crash", "output", "protocol")
+
+CREDENTIALS = struct.Struct("iII")
+"""pid, uid, gid of a sender, as the kernel vouches for them."""
 
 # A sandbox dies with the thread that started it (PR_SET_PDEATHSIG), so all are started by one
 # thread that lives as long as the process.
@@ -72,15 +80,33 @@ class Scored:
 
 
 class Guest:
-    """One warm sandbox. A broken one is replaced on the next use; `start` may be called early."""
+    """One warm sandbox and any number of sessions in it, at the same time.
+
+    Opening a session costs some milliseconds: process 1 of the sandbox, which has imported
+    verifiers, forks it. Each session has user, process, mount and IPC namespaces, folders, limits
+    and a socket of its own; neither sees, signals, changes or outlives another, and one that
+    breaks is lost alone. Where the kernel or its security module refuses such namespaces
+    (`apart` is False), there is one session at a time, and its sandbox is replaced after it.
+
+    Sessions may be opened and used by several threads, each session by one at a time: a call
+    waits for its own session only. A sandbox that broke is replaced when the next session is
+    opened; `start` may be called early.
+
+        with Guest(slot) as guest:
+            sessions = [guest.session(files, "environment", {}, 10) for files in jobs]
+    """
 
     def __init__(self, slot: int = 0):
         self.slot = slot
+        self.apart = True
+        """Whether sessions have namespaces of their own; known once started."""
+        self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
         self._errors: Any = None
         self._ready = False
-        self._rest = b""
-        self._session: EnvSession | None = None
+        self._alone: EnvSession | None = None
+        """The one session, where sessions cannot be set apart."""
 
     @property
     def pid(self) -> int | None:
@@ -89,10 +115,8 @@ class Guest:
 
     def start(self) -> None:
         """Start the sandbox and wait until it is warm. Raises SandboxUnavailable."""
-        if self._process is None or self._process.poll() is not None:
-            self._spawn()
-        if not self._ready:
-            self._wait_ready()
+        with self._lock:
+            self._start()
 
     def session(
         self, files: dict[str, str], module: str, args: dict[str, Any], seconds: float
@@ -101,18 +125,32 @@ class Guest:
 
         seconds: the longest that one call of the session may take.
         """
-        if self._session is not None:
-            raise RuntimeError("a guest holds one session at a time; close the other one first")
         check_files(files)
-        self.start()
-        spec = {"files": files, "module": module, "args": args}
-        self._own(b"open " + json.dumps(spec).encode(), CLOSE_SECONDS)
-        self._session = EnvSession(self, seconds)
-        return self._session
+        spec = json.dumps({"files": files, "module": module, "args": args}).encode()
+        with self._lock:
+            if self._alone is not None:
+                raise RuntimeError("this sandbox holds one session at a time; close the other one")
+            try:
+                channel = self._open()
+            except OSError:  # it broke since it was last used
+                self._kill()
+                channel = self._open()
+            session = EnvSession(self, channel, seconds)
+            self._alone = None if self.apart else session
+        session.send(b"open " + spec)
+        return session
+
+    def ended(self, session: EnvSession) -> None:
+        """Told by a session that it is closed."""
+        with self._lock:
+            if self._alone is session:
+                self._spawn()  # it warms up while the caller goes on
 
     def close(self) -> None:
         """End the sandbox and whatever runs in it."""
-        self._kill()
+        with self._lock:
+            self._kill()
+        cgroup.remove_left()
 
     def __enter__(self) -> Guest:
         self.start()
@@ -121,96 +159,60 @@ class Guest:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def call(self, session: EnvSession, body: bytes, seconds: float) -> bytes:
-        """Pass a request to the session's process and return its line. Raises EnvError."""
-        if self._session is not session:
-            raise EnvError("crash", "the session's sandbox was replaced; open a new session")
-        line = self._exchange(b"call %.3f " % seconds + body, seconds + GRACE_SECONDS)
-        if line[:2] == b"E ":
-            _raise(json.loads(line[2:]))
-        return line[2:]
-
-    def end_session(self, session: EnvSession) -> str:
-        """Clean up after the session; replaces the sandbox where that fails."""
-        if self._session is not session:
-            return ""
-        self._session = None
+    def _open(self) -> Channel:
+        """A channel to the keeper of a new session. Raises OSError if the sandbox is broken."""
+        self._start()
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        with theirs:
+            socket.send_fds(self._control, [b"open"], [theirs.fileno()])  # type: ignore[arg-type]
+        channel = Channel(ours)
         try:
-            return clean(self._own(b"close", CLOSE_SECONDS)["printed"], limit=4096)
-        except EnvError:
-            return ""
-
-    def _own(self, line: bytes, seconds: float) -> dict[str, Any]:
-        reply = self._exchange(line, seconds)
-        if reply[:2] != b"O ":
-            self._spawn()
-            raise EnvError("protocol", "the sandbox answered out of turn and was replaced")
-        answer: dict[str, Any] = json.loads(reply[2:])
-        return answer
-
-    def _exchange(self, line: bytes, seconds: float) -> bytes:
-        """Send a line and read one, or replace the sandbox and raise EnvError."""
-        deadline = time.monotonic() + seconds
-        try:
-            self._send(memoryview(line + b"\n"), deadline)
-            return self._receive(deadline)
-        except TimeoutError:
-            self._spawn()
-            raise EnvError("timeout", "no answer in time; the sandbox was replaced") from None
+            channel.greet(time.monotonic() + OPEN_SECONDS)
         except OSError:
+            channel.close()
+            raise
+        return channel
+
+    def _start(self) -> None:
+        if self._process is None or self._process.poll() is not None:
             self._spawn()
-            raise EnvError("crash", "the sandbox broke and was replaced") from None
-
-    def _send(self, view: memoryview, deadline: float) -> None:
-        pipe = self._process.stdin.fileno()  # type: ignore[union-attr]
-        while view:
-            _wait(pipe, select.POLLOUT, deadline)
-            with contextlib.suppress(BlockingIOError):
-                view = view[os.write(pipe, view) :]
-
-    def _receive(self, deadline: float) -> bytes:
-        pipe = self._process.stdout.fileno()  # type: ignore[union-attr]
-        parts, size = [self._rest], len(self._rest)
-        while b"\n" not in parts[-1]:
-            _wait(pipe, select.POLLIN, deadline)
-            chunk = os.read(pipe, 1 << 20)
-            size += len(chunk)
-            if not chunk or size > MAX_ANSWER:
-                raise BrokenPipeError
-            parts.append(chunk)
-        line, _, self._rest = b"".join(parts).partition(b"\n")
-        return line
+        if not self._ready:
+            self._wait_ready()
 
     def _spawn(self) -> None:
-        """Start a sandbox in place of the one there is; it warms up while the caller goes on."""
+        """Start a sandbox in place of the one there is, without waiting for it."""
         bwrap.require()
         self._kill()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (_kill closes it)
-        self._process = _STARTER.submit(self._popen).result()
-        os.set_blocking(self._process.stdin.fileno(), False)  # type: ignore[union-attr]
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = _STARTER.submit(self._popen, theirs).result()
 
-    def _popen(self) -> subprocess.Popen[bytes]:
+    def _popen(self, control: socket.socket) -> subprocess.Popen[bytes]:
         runtime = bwrap.runtime()
-        program = [runtime.python, "-s", "-P", "-S", "-B", GUEST_AT, *runtime.sites]
-        shown = {GUEST_AT: GUEST_FILE.read_bytes()}
+        program = [runtime.python, "-s", "-S", "-B", f"{GUEST_AT}/guest.py", *runtime.sites]
+        shown = {f"{GUEST_AT}/{path.name}": path.read_bytes() for path in GUEST_FILES}
+        shown[f"{GUEST_AT}/filter"] = seccomp.program(session=True)
         with bwrap.command(program, slot=self.slot, data=shown) as (argv, descriptors):
             return subprocess.Popen(
                 argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdin=control.fileno(),
+                stdout=subprocess.DEVNULL,
                 stderr=self._errors,
                 pass_fds=descriptors,
-                bufsize=0,
                 cwd="/",
                 start_new_session=True,  # an interrupt at the terminal is for us alone
             )
 
     def _wait_ready(self) -> None:
+        control: socket.socket = self._control  # type: ignore[assignment]
+        control.settimeout(START_SECONDS)
         try:
-            line = self._receive(time.monotonic() + START_SECONDS)
-        except (TimeoutError, OSError):
-            line = b""
-        if not line.startswith(b'O {"ready"'):
+            ready = json.loads(control.recv(4096) or b"{}")
+        except OSError:
+            ready = {}
+        if not ready:
             self._errors.seek(0)
             said = self._errors.read()[-2000:].decode(errors="replace").strip()
             self._kill()
@@ -218,24 +220,88 @@ class Guest:
                 f"the sandbox did not come up: {said or 'no message'}; "
                 "is verifiers installed? pip install verifiers"
             )
-        self._ready = True
+        self._ready, self.apart = True, ready["apart"]
 
     def _kill(self) -> None:
         process, self._process = self._process, None
-        self._session, self._ready, self._rest = None, False, b""
+        self._alone, self._ready = None, False
         if process is not None:
             process.kill()
             process.wait()
-            pipes: tuple[Any, ...] = (process.stdin, process.stdout, self._errors)
-            for pipe in pipes:
-                pipe.close()
+            self._control.close()  # type: ignore[union-attr]
+            self._errors.close()
+
+
+class Channel:
+    """The socket of a session and the control group of what is at its other end."""
+
+    def __init__(self, ours: socket.socket):
+        self._socket = ours
+        self._socket.setblocking(False)
+        self._rest = b""
+        self._group: cgroup.Group | None = None
+
+    def greet(self, deadline: float) -> None:
+        """Wait for the keeper and put it into a group before it starts anything."""
+        _wait(self._socket, select.POLLIN, deadline)
+        size = socket.CMSG_SPACE(CREDENTIALS.size)
+        line, ancillary, _, _ = self._socket.recvmsg(4096, size)
+        if not line.startswith(b"O ") or not ancillary:
+            raise ConnectionError("no keeper")
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+        pid, _, _ = CREDENTIALS.unpack(ancillary[0][2])
+        self._group = cgroup.limit(pid)
+
+    def exchange(self, line: bytes, seconds: float) -> bytes:
+        """Send a line and read one. Raises EnvError."""
+        deadline = time.monotonic() + seconds
+        try:
+            self.send(line, deadline)
+            return self._receive(deadline)
+        except TimeoutError:
+            self._hang_up()
+            raise EnvError("timeout", "no answer in time; the session was ended") from None
+        except OSError:
+            self._hang_up()
+            raise EnvError("crash", "the sandbox broke; open a new session") from None
+
+    def send(self, line: bytes, deadline: float) -> None:
+        """Raises OSError."""
+        view = memoryview(line + b"\n")
+        while view:
+            _wait(self._socket, select.POLLOUT, deadline)
+            with contextlib.suppress(BlockingIOError):
+                view = view[self._socket.send(view) :]
+
+    def close(self) -> None:
+        """Hang up: what is at the other end ends."""
+        self._socket.close()
+        if self._group is not None:
+            cgroup.remove(self._group)
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _receive(self, deadline: float) -> bytes:
+        parts, size = [self._rest], len(self._rest)
+        while b"\n" not in parts[-1]:
+            _wait(self._socket, select.POLLIN, deadline)
+            chunk = self._socket.recv(1 << 20)
+            size += len(chunk)
+            if not chunk or size > MAX_ANSWER:
+                raise BrokenPipeError
+            parts.append(chunk)
+        line, _, self._rest = b"".join(parts).partition(b"\n")
+        return line
 
 
 class EnvSession:
     """One submission in a guest. Use as a context manager; closing removes every trace of it."""
 
-    def __init__(self, guest: Guest, seconds: float):
+    def __init__(self, guest: Guest, channel: Channel, seconds: float):
         self._guest = guest
+        self._channel = channel
         self._seconds = seconds
         self._ids = itertools.count()
         self._tasks: int | None = None
@@ -248,6 +314,11 @@ class EnvSession:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def send(self, line: bytes) -> None:
+        """Pass a line on that has no answer; that the session broke shows at the next call."""
+        with contextlib.suppress(OSError):
+            self._channel.send(line, time.monotonic() + OPEN_SECONDS)
 
     def load(self, limit: int = 4096) -> list[TaskRow]:
         """Import the package and build its tasks, `limit` at most. Raises EnvError."""
@@ -273,9 +344,14 @@ class EnvSession:
         return scored
 
     def close(self) -> None:
-        if self._open:
-            self._open = False
-            self.printed = self._guest.end_session(self)
+        if not self._open:
+            return
+        self._open = False
+        with contextlib.suppress(EnvError):
+            reply = self._channel.exchange(b"close", CLOSE_SECONDS)
+            self.printed = visible(json.loads(reply[2:])["printed"], MAX_PRINTED)
+        self._channel.close()
+        self._guest.ended(self)
 
     def _request(self, op: str, **fields: Any) -> Any:
         if not self._open:
@@ -284,7 +360,12 @@ class EnvSession:
         # The submission is interrupted a little before it is killed, to learn where it was.
         soft = 0.8 * self._seconds
         body = json.dumps({"id": number, "op": op, "seconds": soft, **fields}).encode()
-        reply = _parse(self._guest.call(self, body, self._seconds))
+        line = self._channel.exchange(
+            b"call %.3f " % self._seconds + body, self._seconds + GRACE_SECONDS
+        )
+        if line[:2] == b"E ":
+            _raise(json.loads(line[2:]))
+        reply = _parse(line[2:])
         if not isinstance(reply, dict) or reply.get("id") != number:
             raise EnvError("protocol", "the environment wrote into the trainer's pipe")
         if "error" in reply:
@@ -298,7 +379,7 @@ def check_files(files: dict[str, str]) -> None:
         path = PurePosixPath(name)
         parts_ok = path.parts and not path.is_absolute() and ".." not in path.parts
         if not parts_ok or "\0" in name or len(name) > 200:
-            raise EnvError("import", f"{clean(name, 80)!r} is not a path inside the folder")
+            raise EnvError("import", f"{one_line(name, 80)!r} is not a path inside the folder")
     try:
         size = sum(len(text.encode()) for text in files.values())
     except UnicodeEncodeError:
@@ -310,14 +391,7 @@ def check_files(files: dict[str, str]) -> None:
         )
 
 
-def clean(text: str, limit: int = MAX_MESSAGE) -> str:
-    """Text of a submission made safe to show: control characters escaped, cut to `limit`."""
-    text = str(text)[: 2 * limit]
-    text = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
-    return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-def _wait(pipe: int, event: int, deadline: float) -> None:
+def _wait(pipe: socket.socket, event: int, deadline: float) -> None:
     poll = select.poll()
     poll.register(pipe, event)
     if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
@@ -339,13 +413,17 @@ def _raise(error: Any) -> NoReturn:
     """Raise what the guest or its child reports, as an EnvError."""
     if not isinstance(error, dict) or error.get("kind") not in KINDS:
         raise EnvError("protocol", "the environment wrote into the trainer's pipe")
-    raise EnvError(error["kind"], clean(error.get("message", "")), *_place(error))
+    raise EnvError(error["kind"], _message(error), *_place(error))
+
+
+def _message(error: dict[str, Any]) -> str:
+    return visible(str(error.get("message", "")), MAX_MESSAGE)
 
 
 def _place(error: dict[str, Any]) -> tuple[str | None, int | None]:
     file, line = error.get("file"), error.get("line")
     return (
-        clean(file, 200) if isinstance(file, str) else None,
+        one_line(file, 200) if isinstance(file, str) else None,
         line if isinstance(line, int) else None,
     )
 
@@ -375,7 +453,7 @@ def _task_row(item: dict[str, Any]) -> TaskRow:
 def _scored(item: dict[str, Any]) -> Scored:
     error = item["error"]
     if error is not None:
-        return Scored(None, clean(error["message"]), {}, *_place(error))
+        return Scored(None, _message(error), {}, *_place(error))
     reward = float(item["reward"])
     parts = {str(name): float(value) for name, value in item["parts"].items()}
     if not math.isfinite(reward):
