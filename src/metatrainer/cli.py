@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from metatrainer.errors import ConfigError, MetatrainerError, SandboxUnavailable
+from metatrainer.familycli import family
 from metatrainer.jobcli import job
 from metatrainer.options import Config, Set
 from metatrainer.webcli import watch
@@ -43,6 +44,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 nano = typer.Typer(help="The small models that ship with metatrainer.", no_args_is_help=True)
+app.add_typer(family, name="families")
 app.add_typer(job, name="job")
 app.add_typer(nano, name="nano")
 app.command()(watch)
@@ -191,40 +193,6 @@ def episode(
     )
     if terms.post is not None:
         console.print(f"the student scores {terms.post:.3f}, best untrained {terms.best_pre:.3f}")
-
-
-@app.command()
-def families(
-    name: Annotated[str | None, typer.Argument(help="Show this one.", show_default=False)] = None,
-) -> None:
-    """List the families of tasks, or show one with a sample.
-
-    \b
-    metatrainer families
-    metatrainer families triage
-    """
-    from rich.console import Console
-
-    from metatrainer import families as known
-
-    console = Console(highlight=False)
-    if name is None:
-        for each in known.NAMES:
-            console.print(f"[bold]{each:12}[/bold] {known.get(each).title}")
-        return
-    family = known.get(name)
-    (item,) = family.items("dev", seed=0, n=1)
-    console.print(f"[bold]{family.name}[/bold]: {family.title}\n\n{family.goal}\n")
-    console.print(f"levels {list(family.levels)}, evaluated at {family.eval_level}")
-    for tool in family.tools:
-        arguments = ", ".join(tool.parameters["required"])
-        console.print(f"tool   {tool.name}({arguments}): {tool.description}", markup=False)
-    console.print("\n[bold]a sample[/bold]")
-    console.print(item.prompt, markup=False)
-    for called, given in item.calls:
-        answer = family.call(item.world, called, given)
-        console.print(f"  {called}({', '.join(given.values())}) -> {answer}", markup=False)
-    console.print(f"answer: {item.answer}", markup=False)
 
 
 @nano.command("build")

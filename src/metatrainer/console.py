@@ -6,7 +6,7 @@ Knows nothing about what emits the events.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -26,6 +26,8 @@ from metatrainer.progress import MeanTerms, Progress
 from metatrainer.report.text import duration
 from metatrainer.reward import Terms
 
+_LINE_SECONDS = 2.0
+
 
 @contextmanager
 def shown(console: Console) -> Iterator[Progress]:
@@ -36,6 +38,32 @@ def shown(console: Console) -> Iterator[Progress]:
     bars = Bars(console)
     with bars.rich:
         yield bars
+
+
+@contextmanager
+def share_shown(console: Console) -> Iterator[Callable[[float, str], None]]:
+    """Shows a part of some work that is done, in [0, 1], what it was and the time left.
+
+    Elsewhere than on a terminal a line every few seconds.
+    """
+    began = last = time.monotonic()
+
+    def line(done: float, text: str) -> None:
+        nonlocal last
+        if (now := time.monotonic()) - last >= _LINE_SECONDS:
+            last = now
+            left = duration((now - began) * (1 - done) / done)
+            console.print(f"{done:4.0%}  {text}, left {left}", markup=False, highlight=False)
+
+    if not console.is_terminal:
+        yield line
+        return
+    columns = (BarColumn(), TextColumn("{task.percentage:.0f} %"), TextColumn("left"))
+    with RichProgress(
+        *columns, TimeRemainingColumn(), TextColumn("{task.description}"), console=console
+    ) as bars:
+        bar = bars.add_task("", total=1.0)
+        yield lambda done, text: bars.update(bar, completed=done, description=text)
 
 
 class Lines:

