@@ -34,7 +34,7 @@ UPLIFT = 0.20
 BLIND = "no tools"
 _EXAMINED, _BLIND, _TRAINED = 11, 20, 30
 """About how long things take, in scores of an untrained student."""
-TAUGHT_STEPS, TAUGHT_ROWS, TAUGHT_RATE, TAUGHT_RANK = 400, 64, 3e-3, 16
+TAUGHT_STEPS, TAUGHT_ROWS, TAUGHT_RATE, TAUGHT_RANK = 400, 64, 1e-3, 16
 """How a student is taught answers without tools; it finds a rule of four cases in 300 steps."""
 _SEED = 0
 
