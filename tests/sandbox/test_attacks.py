@@ -1,9 +1,12 @@
 """Submissions that try to get out, to break the sandbox, or to meddle with the next one."""
 
+import ast
 import os
 import platform
 import signal
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -80,24 +83,155 @@ def test_only_own_processes_are_visible(guest):
     assert tell(guest, pids, "import os") == "True"
 
 
-KEYCTL = seccomp.DENIED["keyctl"][seccomp.ARCHITECTURES[platform.machine()][0]]
+COLUMN = seccomp.ARCHITECTURES[platform.machine()][0]
+CALLS = {**seccomp.DENIED, **seccomp.DENIED_TO_SESSIONS}
+CALLS = {name: numbers[COLUMN] for name, numbers in CALLS.items() if numbers[COLUMN] is not None}
+
+
+def test_every_listed_system_call_is_refused(guest):
+    """Each is made with arguments that do no harm where it is let through."""
+    setup = f"""
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number):
+    ctypes.set_errno(0)
+    done = libc.syscall(number, -1, -1, -1, -1, -1, -1)
+    return done, ctypes.get_errno()
+passed = [n for n, number in {CALLS!r}.items() if call(number) != (-1, errno.EPERM)]
+"""
+    assert tell(guest, "passed", setup) == "[]"
+
+
 REFUSED = {
-    "ptrace": "libc.ptrace(16, 1, 0, 0)",
-    "process_vm_readv": "libc.process_vm_readv(1, 0, 0, 0, 0, 0)",
     "limits of process 1": "libc.prlimit(1, 7, (ctypes.c_ulong * 2)(3, 3), None)",
-    "priority of process 1": "libc.setpriority(0, 1, 19)",
-    "shared memory": "libc.shmget(0, 4096, 0o1600)",
-    "unlinked memory": "libc.memfd_create(b'x', 0)",
-    "namespaces": "libc.unshare(0x10000000)",
-    "mount": "libc.mount(b'none', b'/tmp', b'tmpfs', 0, None)",
-    "keyring": f"libc.syscall({KEYCTL}, 0, -3, 0)",
+    "a higher limit": "resource.setrlimit(resource.RLIMIT_NPROC, (99, 99))",
+    "user namespace by clone": f"libc.syscall({seccomp.CLONE[COLUMN]}, 0x10000011, 0, 0, 0, 0)",
+    "root": "os.setuid(0)",
+    "another user": "os.setresuid(1, 1, 1)",
+    "the clock": "time.clock_settime(time.CLOCK_REALTIME, 0)",
+    "host name": "socket.sethostname('x')",
+    "kernel setting": "open('/proc/sys/kernel/hostname', 'w')",
+    "more namespaces": "open('/proc/sys/user/max_user_namespaces', 'w')",
+    "sysrq": "open('/proc/sysrq-trigger', 'w')",
+    "last to be killed": "open('/proc/self/oom_score_adj', 'w')",
+    "own memory by file": "open('/proc/self/mem', 'rb')",
+    "root by /proc": "os.listdir('/proc/1/root')",
+    "folder of process 1": "os.listdir('/proc/1/cwd')",
+    "memory of the machine": "open('/dev/mem', 'rb')",
+    "memory of the kernel": "open('/proc/kcore', 'rb').read(1)",
+    "kernel's log": "open('/dev/kmsg', 'rb')",
+    "a device": "os.mknod('/tmp/null', 0o20666, os.makedev(1, 3))",
+    "a set-uid program": "subprocess.run(['su', '-c', 'true'], check=True, stdin=-3)",
+    "hard link to a program": "os.link('/usr/bin/env', '/tmp/env')",
+    "hard link to the guest": "os.link('/guest/guest.py', '/tmp/guest.py')",
+    "symbolic link to a host file": "(os.symlink('/etc/shadow', 's'), open('s'))",
+    "symbolic link by /proc": "(os.symlink('/proc/self/root/root', 'r'), os.listdir('r'))",
+    "the guest's program": "open('/guest/guest.py', 'a')",
+    "the guest's filter": "os.rename('/guest/filter', '/guest/other')",
+    "libraries": "open(json.__file__, 'a')",
+    "the interpreter": "open(sys.executable, 'ab')",
+    "mode of a library": "os.chmod(json.__file__, 0o777)",
+    "many inodes": "[open(f'/tmp/{n}', 'w').close() for n in range(20000)]",
+    "vsock": "socket.socket(40, socket.SOCK_STREAM)",
+    "netlink": "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
+    "terminal": "os.openpty()",
 }
+IMPORTS = "import ctypes, json, os, resource, socket, subprocess, sys, time"
 
 
-@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
-def test_system_call_is_refused(guest, call):
-    setup = "import ctypes; libc = ctypes.CDLL(None, use_errno=True)"
-    assert tell(guest, f"({call}, ctypes.get_errno())", setup) == "(-1, 1)"
+@pytest.mark.parametrize("attempt", REFUSED.values(), ids=REFUSED)
+def test_attempt_is_refused(guest, attempt):
+    setup = f"""
+{IMPORTS}
+libc = ctypes.CDLL(None, use_errno=True)
+try:
+    result = {attempt}
+    refused = result == -1
+except (OSError, ValueError, subprocess.SubprocessError) as error:
+    refused = True
+"""
+    assert tell(guest, "refused", setup) == "True"
+
+
+WORKS_OUTSIDE = [
+    "libc.syscall({personality}, 0xffffffff)",
+    "libc.memfd_create(b'x', 0)",
+    "socket.socket(socket.AF_INET, socket.SOCK_STREAM)",
+    "open('/proc/self/oom_score_adj', 'w')",
+    "os.openpty()",
+]
+
+
+@pytest.mark.parametrize("attempt", WORKS_OUTSIDE)
+def test_an_attempt_works_outside_and_is_refused_inside(guest, attempt):
+    """A control of the attempts: what refuses them is the sandbox, not a mistake in them."""
+    attempt = attempt.format(personality=CALLS["personality"])
+    setup = f"""
+{IMPORTS}
+libc = ctypes.CDLL(None, use_errno=True)
+try:
+    done = {attempt} != -1
+except OSError:
+    done = False
+"""
+    assert tell(guest, "done", setup) == "False"
+    told = subprocess.run(
+        [sys.executable, "-c", f"{setup}\nprint(done)"], capture_output=True, text=True
+    )
+    assert told.stdout == "True\n"
+
+
+def test_nothing_is_left_of_privileges(guest):
+    names = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp:")
+    setup = f"lines = [l.split() for l in open('/proc/self/status') if l.startswith({names})]"
+    state = tell(guest, "{k: int(v, 16) for k, v in lines}", setup)
+    caps = dict.fromkeys(("CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"), 0)
+    assert ast.literal_eval(state) == caps | {"NoNewPrivs:": 1, "Seccomp:": 2}
+
+
+def test_descriptors_of_the_outside_are_not_inherited(guest):
+    """0 to 4: nothing, prints twice, requests, answers."""
+    setup = """
+import os
+def there(fd):
+    try:
+        return bool(os.fstat(fd))
+    except OSError:
+        return False
+"""
+    assert tell(guest, "[fd for fd in range(1000) if there(fd)]", setup) == "[0, 1, 2, 3, 4]"
+    kinds = "[os.readlink(f'/proc/self/fd/{n}').split(':')[0] for n in range(5)]"
+    assert ast.literal_eval(tell(guest, kinds, "import os")) == ["/dev/null", *["pipe"] * 4]
+
+
+def test_a_pickle_over_the_pipe_is_not_opened(guest, tmp_path):
+    trap = tmp_path / "opened"
+    code = f"""
+        import os, pickle
+        class Trap:
+            def __reduce__(self):
+                return os.system, ("touch {trap}",)
+        for fd in (3, 4):
+            try: os.write(fd, pickle.dumps(Trap()) + b"\\n")
+            except OSError: pass
+    """
+    assert attempt(guest, submission(at_reward=code)).kind == "protocol"
+    assert not trap.exists()
+    assert works(guest)
+
+
+@pytest.mark.parametrize("fd", [1, 2])
+def test_flooded_output_ends_the_session(guest, fd):
+    flood = f"import os\nwhile True: os.write({fd}, bytes(1 << 16))"
+    assert attempt(guest, submission(at_import=flood)).kind == "output"
+    assert works(guest)
+
+
+def test_messages_that_would_move_a_terminal_are_made_visible(guest):
+    error = attempt(guest, submission(at_import="raise Exception('\\x1b[2J\\u202e' + 'x' * 9999)"))
+    assert error.message.startswith("Exception: \\x1b[2J\\u202ex")
+    assert error.message.isprintable() or "\n" in error.message
+    assert len(error.message) < 500
 
 
 @pytest.mark.parametrize("path", ["mem", "fd", "environ", "maps"])
@@ -243,6 +377,12 @@ FORGED = {
     "wrong number": """b'{"id": 1, "value": []}\\n'""",
     "unknown error": """b'{"id": 1, "error": {"kind": "root"}}\\n'""",
     "no object": "b'[]\\n'",
+    "no UTF-8": "b'\\xff\\xfe\\n'",
+    "long number": """b'{"id": ' + b'9' * 5000 + b'}\\n'""",
+    "part not finite": """b'{"id": 1, "value": [{"reward": 1, "parts": {"a": 1e999}, '
+                         b'"error": null}]}\\n'""",
+    "many parts": """b'{"id": 1, "value": [{"reward": 1, "parts": {'
+                     + b",".join(b'"%d": 1' % i for i in range(999)) + b'}, "error": null}]}\\n'""",
 }
 
 

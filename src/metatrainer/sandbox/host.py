@@ -43,6 +43,8 @@ MAX_ANSWER = 33 << 20
 MAX_FILES = 64
 MAX_FILES_SIZE = 1 << 20
 MAX_PRINTED = 4096
+MAX_PARTS = 64
+"""Rewards and metrics of one conversation by name."""
 MAX_MESSAGE = 400
 """Characters kept of a message that comes from a submission."""
 KINDS = ("import", "load", "reward", "timeout", "memory", "crash", "output", "protocol")
@@ -455,7 +457,9 @@ def _scored(item: dict[str, Any]) -> Scored:
     if error is not None:
         return Scored(None, _message(error), {}, *_place(error))
     reward = float(item["reward"])
-    parts = {str(name): float(value) for name, value in item["parts"].items()}
+    parts = {one_line(str(name), 80): float(value) for name, value in item["parts"].items()}
+    if len(parts) > MAX_PARTS or not all(map(math.isfinite, parts.values())):
+        raise ValueError
     if not math.isfinite(reward):
         return Scored(None, f"the reward is {reward}, not a finite number", parts)
     return Scored(reward, None, parts)
