@@ -19,6 +19,7 @@ from metatrainer.errors import ConfigError, MetatrainerError, SandboxUnavailable
 from metatrainer.familycli import family
 from metatrainer.jobcli import job
 from metatrainer.options import Config, Set
+from metatrainer.shown import one_line, visible
 from metatrainer.webcli import watch
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ os.environ.setdefault("TINKER_TELEMETRY", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 INTERRUPTED = 130
+SHOWN_CHARS = 20_000
+"""Of one message in an episode that is played; the rest is cut."""
+NAME_CHARS = 80
 
 app = typer.Typer(
     help="An agent whose only action is to write an RL training job for another model, itself "
@@ -267,13 +271,17 @@ def _say(line: str) -> None:
 
 
 def _print_message(console: Console, message: dict[str, Any]) -> None:
-    console.print(f"\n[bold]{message.get('name') or message['role']}[/bold]")
+    speaker = one_line(str(message.get("name") or message["role"]), NAME_CHARS)
+    console.print(f"\n{speaker}", style="bold", markup=False)
     if message["content"]:
-        console.print(message["content"], markup=False, highlight=False, soft_wrap=True)
+        text = visible(message["content"], SHOWN_CHARS)
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     for call in message.get("tool_calls") or ():
-        console.print(f"-> {call['name']}", style="cyan", markup=False)
+        name = one_line(str(call["name"]), NAME_CHARS)
+        console.print(f"-> {name}", style="cyan", markup=False)
         for key, value in call["arguments"].items():
-            console.print(f"   {key}: {value}", markup=False, highlight=False, soft_wrap=True)
+            text = f"{one_line(str(key), NAME_CHARS)}: {visible(str(value), SHOWN_CHARS)}"
+            console.print(f"   {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _invocation() -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from metatrainer.agent.workspace import Workspace
 from metatrainer.errors import WorkspaceError
+from metatrainer.shown import one_line
 
 OUTPUT_CHARS = 6_000
 """Longer answers are cut."""
@@ -112,7 +113,7 @@ def problem_with(name: str, arguments: Any) -> str | None:
         return f"arguments must be a JSON object; {takes}"
     if missing := [key for key in wanted if key not in arguments]:
         return f"missing {', '.join(missing)}; {takes}"
-    if extra := [str(key)[:40] for key in arguments if key not in wanted]:
+    if extra := [one_line(str(key), 40) for key in arguments if key not in wanted]:
         return f"unknown argument {', '.join(extra)}; {takes}"
     if wrong := [key for key in wanted if not isinstance(arguments[key], str)]:
         return f"{', '.join(wrong)} must be a string; {takes}"

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from metatrainer.shown import one_line
+
 SHOWN = 4
 """Findings in one answer to the agent; the first are the ones to mend first."""
 MAX_WORDS = 40
@@ -38,8 +40,7 @@ class Finding:
         head = " ".join(part for part in (self.code, place, self.found) if part)
         allowed = f"allowed: {self.allowed}" if self.allowed else ""
         words = "; ".join(part for part in (head, allowed, self.fix) if part).split()
-        text = " ".join(words[:MAX_WORDS])[:MAX_CHARS]
-        return "".join(c if c.isprintable() else "?" for c in text)
+        return one_line(" ".join(words[:MAX_WORDS]), MAX_CHARS)
 
     def as_dict(self) -> dict[str, Any]:
         """The finding for the ledger; plain JSON."""

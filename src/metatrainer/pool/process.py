@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 from metatrainer.errors import PoolError, WorkerFault
+from metatrainer.shown import visible
 
 LINE_BYTES = 8 * 1024 * 1024
 """A longer answer is taken for garbage."""
@@ -149,7 +150,7 @@ class WorkerProcess:
 
     def _with_tail(self, message: str) -> str:
         tail = self._tail.decode(errors="replace").strip()
-        return f"{message}; its last words: {tail}" if tail else message
+        return f"{message}; its last words: {visible(tail, TAIL_BYTES)}" if tail else message
 
 
 def worker_environment() -> dict[str, str]:

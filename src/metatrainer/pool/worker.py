@@ -21,6 +21,7 @@ from metatrainer.config import RunSettings
 from metatrainer.errors import EnvError, JobError
 from metatrainer.pool import jobdir
 from metatrainer.pool.base import JobOrder, JobResult
+from metatrainer.shown import visible
 from metatrainer.students.score import Score
 
 MESSAGE_CHARS = 2_000
@@ -98,7 +99,7 @@ def _failed(order: JobOrder, outcome: str, message: str) -> JobResult:
         job_id=order.job_id,
         attempt=order.attempt,
         outcome=outcome,
-        message=message[:MESSAGE_CHARS],
+        message=visible(message, MESSAGE_CHARS),
     )
 
 
