@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from metatrainer.engine import AdamParams, Engine, SampleRequest, SamplingParams, TrainRow
-from metatrainer.engine.model import Plain, forward, save_model
+from metatrainer.engine.files import save_model
+from metatrainer.engine.model import Plain, forward
 from metatrainer.errors import ConfigError
 
 TOLERANCE = 2e-4  # fp32 over three layers; two orders of summation

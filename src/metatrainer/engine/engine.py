@@ -20,10 +20,10 @@ from torch import Tensor
 
 from metatrainer.engine.batching import common_prefix, families_of, micro_batches
 from metatrainer.engine.decode import Decoder, Feed, Sample, SamplingParams, Turn, Work, draw
+from metatrainer.engine.files import load_model
 from metatrainer.engine.lora import AdamParams, Adapter
 from metatrainer.engine.losses import INPUTS, LOSSES
 from metatrainer.engine.model import (
-    ModelConfig,
     Plain,
     Prefix,
     Project,
@@ -31,7 +31,6 @@ from metatrainer.engine.model import (
     Weights,
     extend,
     forward,
-    load_weights,
 )
 from metatrainer.engine.prefix import PrefixStore
 from metatrainer.engine.project import LowRank, Merged, Part, merges, projector
@@ -96,9 +95,8 @@ class Engine:
 
     def __init__(self, folder: str | Path, device: str = "cpu", dtype: torch.dtype = torch.float32):
         self.folder = Path(folder)
-        self.config = ModelConfig.from_folder(self.folder)
         self.device, self.dtype = device, dtype
-        self.base: Weights = load_weights(self.folder, self.config).to(device, dtype)
+        self.config, self.base = load_model(self.folder, device, dtype)
         self.rope = Rope(self.config, device, dtype)
         self._adapters: dict[int, Adapter] = {}
         self._next_adapter = 0

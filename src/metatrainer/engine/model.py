@@ -1,7 +1,8 @@
-"""A Llama-layout transformer as pure functions of a table of weights.
+"""Decoder-only transformers of the Llama family as pure functions of a table of weights.
 
-Reads and writes Hugging Face folders (config.json, model.safetensors). Knows nothing about
-adapters, sampling, losses or optimizers: whoever wants an adapter passes weights that contain it.
+What Llama, Qwen2, Qwen3 and Gemma 3 do differently is data in ModelConfig. Knows nothing about
+files (engine.files), adapters, sampling, losses or optimizers: whoever wants an adapter passes
+weights that contain it.
 
 Shapes: B rows, N tokens of a row, L layers, d hidden size, H query heads, G key/value heads,
 D head size, f feed-forward size, V vocabulary.
@@ -9,22 +10,35 @@ D head size, f feed-forward size, V vocabulary.
 
 from __future__ import annotations
 
-import json
+import math
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from metatrainer.errors import ConfigError
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How Llama 3.1 and later stretch slow rotations to a longer context."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+    def __call__(self, frequency: Tensor) -> Tensor:
+        """Slow frequencies divided by the factor, fast ones kept, those between interpolated."""
+        turns = self.original_context * frequency / (2 * math.pi)
+        low, high = self.low_freq_factor, self.high_freq_factor
+        kept = ((turns - low) / (high - low)).clamp(0, 1)
+        return frequency * (kept + (1 - kept) / self.factor)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The part of a Hugging Face Llama config that the computation depends on."""
+    """What the computation depends on."""
 
     vocab_size: int
     hidden_size: int
@@ -37,35 +51,59 @@ class ModelConfig:
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
     tie_word_embeddings: bool = True
+    architecture: str = "LlamaForCausalLM"
+    """As Hugging Face names it."""
+    rope_scaling: RopeScaling | None = None
+    qkv_bias: bool = False
+    """Queries, keys and values have a bias (Qwen2)."""
+    qk_norm: bool = False
+    """Queries and keys are normed, head by head, before they are rotated (Qwen3, Gemma 3)."""
+    post_norms: bool = False
+    """What attention and feed-forward give is normed too before it is added (Gemma 3)."""
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    embed_scale: float = 1.0
+    """Factor of the embeddings (Gemma 3)."""
+    query_scale: float | None = None
+    """Factor of the attention scores; None: 1 / sqrt(D)."""
+    window: int | None = None
+    """How many tokens, itself included, a token looks back in local layers (Gemma 3)."""
+    local_layers: tuple[bool, ...] = ()
+    """Which layers are local; empty: none."""
+    local_rope_theta: float = 10000.0
 
-    @classmethod
-    def from_folder(cls, folder: Path) -> ModelConfig:
-        """Read config.json. Raises ConfigError for another architecture."""
-        path = folder / "config.json"
-        if not path.exists():
-            raise ConfigError(f"{folder} is not a model folder: it has no config.json")
-        raw = json.loads(path.read_text())
-        if raw.get("architectures") != ["LlamaForCausalLM"]:
-            raise ConfigError(
-                f"{folder}: architecture {raw.get('architectures')} is not supported; "
-                "supported: LlamaForCausalLM"
-            )
-        raw.setdefault("head_dim", raw["hidden_size"] // raw["num_attention_heads"])
-        rope = raw.get("rope_parameters") or {}
-        raw["rope_theta"] = raw.get("rope_theta", rope.get("rope_theta", 10000.0))
-        return cls(**{f.name: raw[f.name] for f in fields(cls) if f.name in raw})
+    def is_local(self, layer: int) -> bool:
+        """Whether a layer looks back only as far as the window."""
+        return bool(self.local_layers) and self.local_layers[layer]
 
-    def to_hf(self) -> dict:
-        """The config.json that transformers reads back as the same model."""
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each of the Weights that this model has; a tied head is not counted."""
+        n, d, f, v = (
+            self.num_hidden_layers,
+            self.hidden_size,
+            self.intermediate_size,
+            self.vocab_size,
+        )
+        inner = self.num_attention_heads * self.head_dim
+        fused = inner + 2 * self.num_key_value_heads * self.head_dim
+        per_head = {"q_norm": (n, self.head_dim), "k_norm": (n, self.head_dim)}
         return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
-            "dtype": "float32",
-            **{f.name: getattr(self, f.name) for f in fields(self)},
+            "embed": (v, d),
+            **({} if self.tie_word_embeddings else {"head": (v, d)}),
+            "norm": (d,),
+            "attn_norm": (n, d),
+            "qkv": (n, fused, d),
+            "o": (n, d, inner),
+            "mlp_norm": (n, d),
+            "gate_up": (n, 2 * f, d),
+            "down": (n, d, f),
+            **({"qkv_bias": (n, fused)} if self.qkv_bias else {}),
+            **(per_head if self.qk_norm else {}),
+            **({"attn_post": (n, d), "mlp_post": (n, d)} if self.post_norms else {}),
         }
+
+    def parameters(self) -> int:
+        """How many numbers the weights are."""
+        return sum(math.prod(shape) for shape in self.shapes().values())
 
 
 @dataclass(frozen=True)
@@ -81,10 +119,16 @@ class Weights:
     mlp_norm: Tensor  # [L, d]
     gate_up: Tensor  # [L, 2f, d]
     down: Tensor  # [L, d, f]
+    qkv_bias: Tensor | None = None  # [L, (H + 2G) D]
+    q_norm: Tensor | None = None  # [L, D]
+    k_norm: Tensor | None = None  # [L, D]
+    attn_post: Tensor | None = None  # [L, d]
+    mlp_post: Tensor | None = None  # [L, d]
 
     def to(self, device: str, dtype: torch.dtype) -> Weights:
         """A copy on another device or in another type; tied weights stay tied."""
-        moved = {f.name: getattr(self, f.name).to(device, dtype) for f in fields(self)}
+        there = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved = {name: t.to(device, dtype) for name, t in there.items() if t is not None}
         if self.head is self.embed:
             moved["head"] = moved["embed"]
         return replace(self, **moved)
@@ -115,21 +159,35 @@ class Rope:
     """Rotary position tables, in the half-split convention of Hugging Face's Llama."""
 
     def __init__(self, config: ModelConfig, device: str, dtype: torch.dtype):
-        half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
-        frequency = config.rope_theta ** (-half / config.head_dim)
-        position = torch.arange(config.max_position_embeddings, device=device).float()
-        angle = torch.outer(position, frequency).repeat(1, 2)
-        sign = torch.ones(config.head_dim, device=device)
-        sign[: config.head_dim // 2] = -1.0
-        self.cos = angle.cos().to(dtype)  # [T, D]
-        self.sin = (angle.sin() * sign).to(dtype)  # sign folded in: rotation is one roll
+        self.cos, self.sin = _rotations(config, config.rope_theta, config.rope_scaling, device)
+        self.cos, self.sin = self.cos.to(dtype), self.sin.to(dtype)  # [T, D]
+        self.local = self.cos, self.sin
+        if any(config.local_layers):
+            cos, sin = _rotations(config, config.local_rope_theta, None, device)
+            self.local = cos.to(dtype), sin.to(dtype)
 
-    def __call__(self, x: Tensor, position: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, position: Tensor, local: bool = False) -> Tensor:
         """Rotate x [B, heads, N, D] by positions [N] or [B, N]."""
-        cos, sin = self.cos[position], self.sin[position]
+        cos, sin = self.local if local else (self.cos, self.sin)
+        cos, sin = cos[position], sin[position]
         if position.dim() == 2:
             cos, sin = cos[:, None], sin[:, None]
         return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
+
+
+def _rotations(
+    config: ModelConfig, theta: float, scaling: RopeScaling | None, device: str
+) -> tuple[Tensor, Tensor]:
+    """Cosines and signed sines [T, D]: with the sign folded in, a rotation is one roll."""
+    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
+    frequency = theta ** (-half / config.head_dim)
+    if scaling:
+        frequency = scaling(frequency)
+    position = torch.arange(config.max_position_embeddings, device=device).float()
+    angle = torch.outer(position, frequency).repeat(1, 2)
+    sign = torch.ones(config.head_dim, device=device)
+    sign[: config.head_dim // 2] = -1.0
+    return angle.cos(), angle.sin() * sign
 
 
 class KVCache:
@@ -210,11 +268,15 @@ class Prefix:
         before = self.keys[layer][self.of_row], self.values[layer][self.of_row]
         return torch.cat((before[0], k), dim=2), torch.cat((before[1], v), dim=2)
 
-    def mask(self, n: int) -> Tensor:
+    def mask(self, n: int, window: int | None = None) -> Tensor:
         """What each of a row's n tokens may look at, [B, 1, N, P + N]."""
-        places = torch.arange(self.keys[0].shape[2], device=self.length.device)
-        known = (places < self.length[self.of_row, None])[:, None, :].expand(-1, n, -1)
-        own = torch.ones(n, n, dtype=torch.bool, device=places.device).tril()
+        length = self.length[self.of_row, None]
+        places = torch.arange(self.keys[0].shape[2], device=length.device)
+        known = (places < length)[:, None, :].expand(-1, n, -1)
+        if window is not None:
+            at = length + torch.arange(n, device=length.device)  # [B, N]
+            known = known & (places > at[:, :, None] - window)
+        own = _band(n, window, length.device)
         return torch.cat((known, own.expand(len(known), -1, -1)), dim=2)[:, None]
 
 
@@ -229,19 +291,61 @@ class Chunk:
     cache: KVCache
 
 
+def _band(n: int, window: int | None, device: torch.device) -> Tensor:
+    """Each of n tokens looks at itself and those before it, at most `window` of them, [N, N]."""
+    own = torch.ones(n, n, dtype=torch.bool, device=device).tril()
+    return own if window is None else own.triu(1 - window)
+
+
+def _embed(config: ModelConfig, weights: Weights, ids: Tensor) -> Tensor:
+    x = F.embedding(ids, weights.embed)
+    if config.embed_scale == 1.0:
+        return x
+    return x * torch.tensor(config.embed_scale).to(x)  # rounded like the weights, as in training
+
+
 def _heads(
-    config: ModelConfig, rope: Rope, qkv: Tensor, position: Tensor
+    config: ModelConfig, weights: Weights, rope: Rope, layer: int, qkv: Tensor, position: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotated queries [B, H, N, D], rotated keys and plain values [B, G, N, D]."""
+    """Rotated queries [B, H, N, D], rotated keys and plain values [B, G, N, D].
+
+    qkv: [B, N, (H + 2G) D] without its bias.
+    """
     b, n, _ = qkv.shape
     h, g, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    if weights.qkv_bias is not None:
+        qkv = qkv + weights.qkv_bias[layer]
     heads = qkv.view(b, n, h + 2 * g, dim).transpose(1, 2)
-    turned = rope(heads[:, : h + g], position)
+    turning = heads[:, : h + g]
+    if weights.q_norm is not None and weights.k_norm is not None:
+        by_head = torch.cat(
+            (weights.q_norm[layer].expand(h, 1, dim), weights.k_norm[layer].expand(g, 1, dim))
+        )
+        turning = F.rms_norm(turning, (dim,), None, config.rms_norm_eps) * by_head
+    turned = rope(turning, position, config.is_local(layer))
     return turned[:, :h], turned[:, h:], heads[:, h + g :]
+
+
+def _attend(config: ModelConfig, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """[B, H, N, D]; without a mask each token looks at all before it."""
+    return F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=config.query_scale,
+        enable_gqa=config.num_attention_heads != config.num_key_value_heads,
+    )
 
 
 def _norm(config: ModelConfig, x: Tensor, weight: Tensor) -> Tensor:
     return F.rms_norm(x, (config.hidden_size,), weight, config.rms_norm_eps)
+
+
+def _add(config: ModelConfig, x: Tensor, more: Tensor, post: Tensor | None, layer: int) -> Tensor:
+    """What attention or feed-forward gives, added to x."""
+    return x + (more if post is None else _norm(config, more, post[layer]))
 
 
 def _feed_forward(
@@ -249,7 +353,9 @@ def _feed_forward(
 ) -> Tensor:
     normed = _norm(config, x, weights.mlp_norm[layer])
     gate, up = project("gate_up", layer, normed).chunk(2, dim=-1)
-    return project("down", layer, F.silu(gate) * up)
+    gate = F.silu(gate) if config.activation == "silu" else F.gelu(gate, approximate="tanh")
+    out = project("down", layer, gate * up)
+    return _add(config, x, out, weights.mlp_post, layer)
 
 
 def forward(
@@ -270,22 +376,25 @@ def forward(
     position = torch.arange(n, device=ids.device)
     if prefix:
         position = prefix.length[prefix.of_row, None] + position
-    mask = prefix.mask(n) if prefix else None
-    grouped = config.num_attention_heads != config.num_key_value_heads
-    x = F.embedding(ids.flatten(), weights.embed)
+    full = prefix.mask(n) if prefix else None
+    near = full
+    if config.window is not None and n + (prefix.keys[0].shape[2] if prefix else 0) > config.window:
+        window = config.window
+        near = prefix.mask(n, window) if prefix else _band(n, window, ids.device)
+    x = _embed(config, weights, ids.flatten())
     keys, values = [], []
     for i in range(config.num_hidden_layers):
         normed = _norm(config, x, weights.attn_norm[i])
-        q, k, v = _heads(config, rope, project("qkv", i, normed).view(b, n, -1), position)
+        qkv = project("qkv", i, normed).view(b, n, -1)
+        q, k, v = _heads(config, weights, rope, i, qkv, position)
         keys.append(k)
         values.append(v)
         if prefix:
             k, v = prefix.extend(i, k, v)
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
-        )
-        x = x + project("o", i, out.transpose(1, 2).reshape(b * n, -1))
-        x = x + _feed_forward(config, weights, project, i, x)
+        out = _attend(config, q, k, v, near if config.is_local(i) else full)
+        out = project("o", i, out.transpose(1, 2).reshape(b * n, -1))
+        x = _add(config, x, out, weights.attn_post, i)
+        x = _feed_forward(config, weights, project, i, x)
     return _norm(config, x, weights.norm).view(b, n, -1), keys, values
 
 
@@ -298,22 +407,22 @@ def extend(
     Returns for each chunk the hidden state after each row's last real token, [B, d]; rows with
     count 0 get rubbish.
     """
-    grouped = config.num_attention_heads != config.num_key_value_heads
     places = [_Place(config, chunk) for chunk in chunks]
     sizes = [chunk.ids.numel() for chunk in chunks]
-    x = F.embedding(torch.cat([chunk.ids.flatten() for chunk in chunks]), weights.embed)
+    x = _embed(config, weights, torch.cat([chunk.ids.flatten() for chunk in chunks]))
     for i in range(config.num_hidden_layers):
-        qkv = project("qkv", i, _norm(config, x, weights.attn_norm[i]))
+        fused = project("qkv", i, _norm(config, x, weights.attn_norm[i]))
         outs = []
-        for place, part in zip(places, qkv.split(sizes)):
-            q, k, v = _heads(config, rope, part.view(*place.shape, -1), place.turn)
+        for place, part in zip(places, fused.split(sizes)):
+            qkv = part.view(*place.shape, -1)
+            q, k, v = _heads(config, weights, rope, i, qkv, place.turn)
             keys, values = place.write(i, k, v)
-            out = F.scaled_dot_product_attention(
-                q, keys, values, attn_mask=place.mask, enable_gqa=grouped
-            )
+            mask = place.near if config.is_local(i) else place.mask
+            out = _attend(config, q, keys, values, mask)
             outs.append(out.transpose(1, 2).reshape(part.shape[0], -1))
-        x = x + project("o", i, outs[0] if len(outs) == 1 else torch.cat(outs))
-        x = x + _feed_forward(config, weights, project, i, x)
+        more = project("o", i, outs[0] if len(outs) == 1 else torch.cat(outs))
+        x = _add(config, x, more, weights.attn_post, i)
+        x = _feed_forward(config, weights, project, i, x)
     lasts = [place.finish(part) for place, part in zip(places, x.split(sizes))]
     return list(_norm(config, torch.cat(lasts), weights.norm).split([len(p) for p in lasts]))
 
@@ -331,9 +440,11 @@ class _Place:
         if chunk.counts is not None:
             self._longest = int((cache.length + chunk.counts).max())
         self._width = min(cache.longest + n, cache.keys.shape[3])
-        self.mask = (torch.arange(self._width, device=device) <= self._position[:, :, None])[
-            :, None
-        ]
+        places = torch.arange(self._width, device=device)
+        self.mask = (places <= self._position[:, :, None])[:, None]  # [B, 1, N, width]
+        self.near = self.mask
+        if config.window is not None and self._width > config.window:
+            self.near = self.mask & (places > self._position[:, None, :, None] - config.window)
         self._row = torch.arange(b, device=device)[:, None]
         # Only padding is past the end.
         self.turn = self._position.clamp(max=config.max_position_embeddings - 1)
@@ -357,86 +468,17 @@ class _Place:
         return x[self._row[:, 0], (counts - 1).clamp(min=0)]
 
 
-def _hf_names(config: ModelConfig) -> dict[str, list[str]]:
-    """For each stacked tensor, the suffixes of the Hugging Face tensors it is made of."""
-    return {
-        "attn_norm": ["input_layernorm.weight"],
-        "qkv": [f"self_attn.{p}_proj.weight" for p in "qkv"],
-        "o": ["self_attn.o_proj.weight"],
-        "mlp_norm": ["post_attention_layernorm.weight"],
-        "gate_up": ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
-        "down": ["mlp.down_proj.weight"],
-    }
-
-
-def load_weights(folder: Path, config: ModelConfig) -> Weights:
-    """Read model.safetensors as fp32. Raises ConfigError if it is missing or incomplete."""
-    path = folder / "model.safetensors"
-    if not path.exists():
-        raise ConfigError(f"{folder} has no model.safetensors")
-    raw = {name: tensor.float() for name, tensor in load_file(path).items()}
-    try:
-        embed = raw["model.embed_tokens.weight"]
-        stacked = {
-            name: torch.stack(
-                [
-                    torch.cat([raw[f"model.layers.{i}.{part}"] for part in parts])
-                    for i in range(config.num_hidden_layers)
-                ]
-            )
-            for name, parts in _hf_names(config).items()
-        }
-        head = embed if config.tie_word_embeddings else raw["lm_head.weight"]
-        return Weights(embed=embed, head=head, norm=raw["model.norm.weight"], **stacked)
-    except KeyError as error:
-        raise ConfigError(f"{path} lacks the tensor {error}") from None
-
-
-def save_model(folder: Path, config: ModelConfig, weights: Weights) -> None:
-    """Write config.json and model.safetensors so that transformers loads the same model."""
-    h, g, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    sizes = {
-        "qkv": (h * dim, g * dim, g * dim),
-        "gate_up": (config.intermediate_size, config.intermediate_size),
-    }
-    tensors = {"model.embed_tokens.weight": weights.embed, "model.norm.weight": weights.norm}
-    if not config.tie_word_embeddings:
-        tensors["lm_head.weight"] = weights.head
-    for name, parts in _hf_names(config).items():
-        stacked = getattr(weights, name)
-        for i in range(config.num_hidden_layers):
-            pieces = stacked[i].split(sizes[name]) if name in sizes else (stacked[i],)
-            for part, piece in zip(parts, pieces):
-                tensors[f"model.layers.{i}.{part}"] = piece
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()},
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
-    (folder / "config.json").write_text(json.dumps(config.to_hf(), indent=2) + "\n")
-
-
 def init_weights(config: ModelConfig, seed: int, device: str = "cpu") -> Weights:
     """Fresh weights: normal with standard deviation 0.02, output projections scaled by depth."""
     generator = torch.Generator().manual_seed(seed)
-    layer_count, d, f = config.num_hidden_layers, config.hidden_size, config.intermediate_size
-    heads = config.num_attention_heads + 2 * config.num_key_value_heads
-    inner = config.num_attention_heads * config.head_dim
-
-    def normal(*shape: int, scale: float = 1.0) -> Tensor:
-        return (torch.randn(*shape, generator=generator) * 0.02 * scale).to(device)
-
-    depth = (2 * layer_count) ** -0.5
-    embed = normal(config.vocab_size, d)
-    return Weights(
-        embed=embed,
-        head=embed if config.tie_word_embeddings else normal(config.vocab_size, d),
-        norm=torch.ones(d, device=device),
-        attn_norm=torch.ones(layer_count, d, device=device),
-        qkv=normal(layer_count, heads * config.head_dim, d),
-        o=normal(layer_count, d, inner, scale=depth),
-        mlp_norm=torch.ones(layer_count, d, device=device),
-        gate_up=normal(layer_count, 2 * f, d),
-        down=normal(layer_count, d, f, scale=depth),
-    )
+    made = {}
+    for name, shape in config.shapes().items():
+        if name.endswith(("norm", "post")):
+            made[name] = torch.ones(shape, device=device)
+        elif name == "qkv_bias":
+            made[name] = torch.zeros(shape, device=device)
+        else:
+            scale = (2 * config.num_hidden_layers) ** -0.5 if name in ("o", "down") else 1.0
+            made[name] = (torch.randn(shape, generator=generator) * 0.02 * scale).to(device)
+    made.setdefault("head", made["embed"])
+    return Weights(**made)

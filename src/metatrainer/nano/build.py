@@ -19,7 +19,8 @@ from metatrainer.agent.policies import Message
 from metatrainer.chat import ChatFormat
 from metatrainer.config import EvalSettings, RunSettings
 from metatrainer.engine import Engine
-from metatrainer.engine.model import ModelConfig, save_model
+from metatrainer.engine.files import save_model
+from metatrainer.engine.model import ModelConfig
 from metatrainer.errors import ConfigError
 from metatrainer.families import Family
 from metatrainer.inner.rollout import Limits, Question, roll_out

@@ -9,7 +9,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -41,8 +41,7 @@ def pretrain(
     """A model trained from scratch. on_step gets (step, mean loss of a learnt token, seconds)."""
     torch.manual_seed(settings.seed)
     weights = init_weights(config, settings.seed, device)
-    names = [f.name for f in fields(Weights) if f.name != "head" or not config.tie_word_embeddings]
-    leaves = {name: getattr(weights, name).requires_grad_() for name in names}
+    leaves = {name: getattr(weights, name).requires_grad_() for name in config.shapes()}
     weights = replace(weights, **leaves, **({} if "head" in leaves else {"head": leaves["embed"]}))
     optimizer = torch.optim.AdamW(
         [
