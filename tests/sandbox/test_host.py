@@ -7,10 +7,10 @@ import threading
 import time
 
 import pytest
-from submissions import works
+from submissions import submission, works
 
 from metatrainer.errors import SandboxUnavailable
-from metatrainer.sandbox import bwrap
+from metatrainer.sandbox import bwrap, seccomp
 from metatrainer.sandbox.host import Guest
 
 
@@ -54,3 +54,26 @@ def test_missing_verifiers_is_told(monkeypatch):
     monkeypatch.setattr(bwrap, "runtime", lambda: bwrap.Runtime(here.python, (), here.trees))
     with pytest.raises(SandboxUnavailable, match="pip install verifiers"):
         Guest(slot=9).start()
+
+
+@pytest.fixture
+def refused_namespaces(monkeypatch):
+    """A machine that allows no namespaces within the sandbox's."""
+    real = seccomp.program
+    monkeypatch.setattr(seccomp, "program", lambda session=True: real(session=True))
+
+
+def test_where_sessions_cannot_be_set_apart_there_is_one_at_a_time(refused_namespaces):
+    with Guest(slot=9) as guest:
+        assert not guest.apart
+        before = guest.pid
+        leave = "import subprocess; subprocess.Popen(['/bin/sleep', '60'])"
+        session = guest.session(submission(at_import=leave), "environment", {}, 5)
+        session.load()
+        with pytest.raises(RuntimeError, match="one session at a time"):
+            guest.session(submission(), "environment", {}, 5)
+        session.close()
+        assert guest.pid != before, "what a session leaves goes with its sandbox"
+        assert not os.path.exists(f"/proc/{before}")
+        assert works(guest)
+        assert works(guest)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ _LIMITS = {
     1: {"memory.limit_in_bytes": MEMORY, "pids.max": PROCESSES},
 }
 _OPTIONAL = ("memory.swap.max",)
+_log = logging.getLogger(__name__)
 _numbers = itertools.count()
 _left: list[Group] = []
 """Groups whose last process was still ending."""
@@ -113,6 +115,7 @@ def home() -> Home | None:
             continue
         trial.remove()
         return candidate
+    _log.info("no control groups to be had: memory and processes are limited one by one")
     return None
 
 
