@@ -89,7 +89,7 @@ def test_a_wrong_override_is_refused(text: str, words: str) -> None:
 
 
 def test_settings_survive_the_trip_through_toml(tmp_path: Path) -> None:
-    settings = load_config(NANO, ["pool.slots=3", "outer.learning_rate=2e-7", "seed=41"])
+    settings = load_config(NANO, ["pool.workers=3", "outer.learning_rate=2e-7", "seed=41"])
     path = tmp_path / "config.toml"
     path.write_text(to_toml(settings))
     assert load_config(path) == settings

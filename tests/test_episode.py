@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import HIDDEN_SEED, ID, SETTINGS, WRITE, Lab, score
+from lab import HIDDEN_SEED, ID, SETTINGS, WRITE, Lab, RecordingPool, score
 
 from metatrainer import families
 from metatrainer.agent import policies
@@ -20,9 +20,9 @@ from metatrainer.agent.policies import Scripted, call, edit, say
 from metatrainer.agent.scaffold import ENVIRONMENT, JOB
 from metatrainer.agent.task import draw_task
 from metatrainer.agent.validator import Validator
-from metatrainer.episode import Episode, play
+from metatrainer.episode import RETRIES, Episode, play
 from metatrainer.pool import jobdir
-from metatrainer.pool.base import JobOrder, JobResult
+from metatrainer.pool.base import LOST, JobOrder, JobResult
 from metatrainer.reward import Terms
 
 
@@ -277,6 +277,34 @@ def test_a_job_that_was_lost_is_started_again_under_the_next_number(lab: Lab) ->
     assert len({order.job_id for order in lab.pool.orders}) == 1
     job_id = lab.pool.orders[0].job_id
     assert [lab.ledger.job(job_id, n).outcome for n in (1, 2)] == ["lost", "ok"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_job_that_the_pool_loses_is_retried_and_every_attempt_is_entered(
+    lab: Lab, times: int
+) -> None:
+    job_ids: list[str] = []
+
+    class Losing(RecordingPool):
+        async def run(self, order: JobOrder) -> JobResult:
+            job_ids.append(order.job_id)
+            open_ones = [(row.id, row.attempt) for row in lab.ledger.open_jobs()]
+            assert open_ones == [(order.job_id, order.attempt)]  # entered before it starts
+            if order.attempt > times:
+                return await super().run(order)
+            lost = {"job_id": order.job_id, "attempt": order.attempt, "outcome": LOST}
+            return JobResult(**lost, message="a neighbour crashed", slot=1, began=1.0, seconds=2.0)
+
+    lab.pool = Losing()
+    terms = lab.play(WRITE, call("submit_job"))
+    last = "lost" if times > RETRIES else "ok"
+    assert (terms.outcome, terms.quality > 0) == (last, last == "ok")
+    attempts = [lab.ledger.job(job_ids[0], n) for n in range(1, len(job_ids) + 1)]
+    assert [row.outcome for row in attempts if row] == ["lost"] * min(times, 2) + [last]
+    assert attempts[0] and attempts[0].seconds == 2.0
+    assert lab.ledger.open_jobs() == []
+    result = jobdir.read_result(lab.folder / "jobs" / job_ids[0], job_ids[0])
+    assert result and result.outcome == last  # the job is over, whichever way
 
 
 def test_ids_name_phase_step_group_and_index() -> None:

@@ -124,7 +124,7 @@ async def run(
     """
     student = spec.prime_rl.model
     settings = trial.settings.model_copy(
-        update={"students": (student,), "pool": PoolSettings(slots=1)}
+        update={"students": (student,), "pool": PoolSettings(workers=1, packed=1)}
     )
     pool = LocalPool(settings, trial.hidden_seed)
     with tempfile.TemporaryDirectory(prefix="metatrainer-") as folder:

@@ -92,8 +92,11 @@ class PoolSettings(Settings):
 
     kind: Literal["local"] = "local"
     """local: worker processes on this machine."""
-    slots: int | None = Field(None, ge=1)
-    """Jobs at a time; left out, one for each core."""
+    workers: int | None = Field(None, ge=1)
+    """Worker processes; left out, one for each core."""
+    packed: int = Field(4, ge=1, le=64)
+    """Jobs that one worker runs at a time: those on the same base model share the engine's passes.
+    1 gives every job a process of its own."""
 
 
 class RunSettings(Settings):

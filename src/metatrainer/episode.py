@@ -29,15 +29,15 @@ from metatrainer.jobs.spec import JOB_FILE, JobSpec, parse_job_toml
 from metatrainer.jobs.validate import Verdict
 from metatrainer.ledger import EpisodeRow, Ledger
 from metatrainer.pool import jobdir
-from metatrainer.pool.base import CHEATED, JobOrder, JobResult, Pool
+from metatrainer.pool.base import CHEATED, LOST, JobOrder, JobResult, Pool
 from metatrainer.students.score import Score
 
 Phase = Literal["train", "heldout_before", "heldout_after", "play"]
 MAX_CALLS = 8
 """Tool calls of one message that are answered."""
 _ERROR_CHARS = 200
-LOST = "lost"
-"""Outcome of a job attempt whose worker went away together with the controller."""
+RETRIES = 2
+"""How often a job that is lost is started again."""
 
 
 @dataclass(frozen=True)
@@ -270,19 +270,40 @@ class Episode:
 
     async def _run(self, order: JobOrder) -> JobResult:
         result = await self._pool.run(order)
-        seconds = result.train_seconds + result.eval_seconds
+        for _ in range(RETRIES):
+            if result.outcome != LOST:
+                break
+            order = self._enter_next_attempt(order, result)
+            result = await self._pool.run(order)
+        if result.outcome == LOST:
+            jobdir.write_result(order.job_dir, result)
         with self._ledger.transaction():
-            self._ledger.finish_job(
-                order.job_id,
-                order.attempt,
-                result.outcome,
-                result.message,
-                result.model_dump_json(),
-                seconds,
-            )
+            self._enter_result(order, result)
             if result.post:
                 self._record_score(order.job_id, result.post, result.eval_seconds)
         return result
+
+    def _enter_next_attempt(self, order: JobOrder, lost: JobResult) -> JobOrder:
+        """End an attempt in the ledger and begin the next, before it runs."""
+        again = order.model_copy(update={"attempt": order.attempt + 1})
+        with self._ledger.transaction():
+            row = self._ledger.job(order.job_id, order.attempt)
+            assert row is not None  # it was entered before it ran
+            self._enter_result(order, lost)
+            self._ledger.start_job(
+                again.job_id, str(self.id), again.attempt, again.student, row.spec
+            )
+        return again
+
+    def _enter_result(self, order: JobOrder, result: JobResult) -> None:
+        self._ledger.finish_job(
+            order.job_id,
+            order.attempt,
+            result.outcome,
+            result.message,
+            result.model_dump_json(),
+            result.seconds,
+        )
 
     async def _settle(self) -> reward.Terms:
         result = await self._job if self._job else None

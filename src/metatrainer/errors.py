@@ -56,9 +56,9 @@ class PoolError(MetatrainerError):
 
 
 class WorkerFault(MetatrainerError):
-    """A worker process did not answer as it should and has been killed. Stays inside the pool.
+    """A worker process did not answer a request as it should. Stays inside the pool.
 
-    kind: timeout or crashed, the outcome of the job that it was doing.
+    kind: timeout, crashed or lost, the outcome of the job that was asked for.
     """
 
     def __init__(self, kind: str, message: str):

@@ -134,7 +134,7 @@ def test_report_on_a_run_that_has_not_started_says_so(cli: Cli, tmp_path: Path) 
 
 
 def test_an_episode_is_played_and_printed(cli: Cli, tmp_path: Path) -> None:
-    few = ["--set", "evaluation.items=8", "--set", "pool.slots=1"]
+    few = ["--set", "evaluation.items=8", "--set", "pool.workers=1"]
     done = cli("episode", "persona", "--agent", "reference", *few)
     assert done.returncode == 0, done.stderr
     said = done.stdout

@@ -8,15 +8,16 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import threading
 import time
 
 from metatrainer.errors import EnvError, JobError
-from metatrainer.pool.base import JobOrder, JobResult
+from metatrainer.pool.base import STOPPED, JobOrder, JobResult
 from metatrainer.pool.worker import Setup
 from metatrainer.sandbox.host import Guest
 from metatrainer.students.score import Score
 
-OK, JOB_ERROR, ENV_ERROR, BUG, HANG, EXIT, GARBAGE, PRINT, DONE_THEN_HANG = range(9)
+OK, JOB_ERROR, ENV_ERROR, BUG, HANG, EXIT, GARBAGE, PRINT, DONE_THEN_HANG, HEED, WAIT = range(11)
 
 
 class StandIn:
@@ -25,9 +26,14 @@ class StandIn:
     def __init__(self, setup: Setup):
         self.setup = setup
 
-    def train(self, order: JobOrder) -> JobResult:
+    def train(self, order: JobOrder, stop: threading.Event) -> JobResult:
         with (order.job_dir / "runs").open("a") as runs:
             runs.write(f"{os.getpid()}\n")
+        if order.seed == HEED:
+            stop.wait()
+            raise JobError(STOPPED, "told to stop")
+        while order.seed == WAIT and not (order.job_dir / "go").exists():
+            time.sleep(0.01)
         _ACTIONS.get(order.seed, lambda: None)()
         result = JobResult(
             job_id=order.job_id,
@@ -45,6 +51,8 @@ class StandIn:
     def baseline(self, family: str, student: str) -> Score:
         if family == "broken":
             raise RuntimeError("no such family")
+        if family == "slow":
+            time.sleep(1.0)
         return self._score(family, student, 0.1 + 0.01 * len(student))
 
     def close(self) -> None:

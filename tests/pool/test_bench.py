@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from metatrainer.agent.scaffold import ENVIRONMENT, JOB, job_toml
 from metatrainer.config import EvalSettings, LimitSettings, RunSettings
 from metatrainer.errors import EnvError, JobError
 from metatrainer.pool import jobdir
-from metatrainer.pool.base import JobOrder
+from metatrainer.pool.base import STOPPED, JobOrder, JobResult
 from metatrainer.pool.bench import Bench
 from metatrainer.pool.worker import Setup, run_job
 from metatrainer.students import catalogue
@@ -63,10 +64,14 @@ def make_order(folder: Path, job: str | None = None, **environment: str) -> JobO
     return order
 
 
+def run(bench: Bench, order: JobOrder) -> JobResult:
+    return run_job(bench, order, 0, threading.Event())
+
+
 def test_a_job_trains_scores_and_saves_an_adapter(bench: Bench, tmp_path: Path) -> None:
     order = make_order(tmp_path, **{"1.0 if self.data.answer in reply": "len(reply) / 99 if reply"})
     before = bench.baseline("persona", STUDENT)
-    result = run_job(bench, order)
+    result = run(bench, order)
     assert result.outcome == "ok", result.message
     assert result.post and (result.post.student, result.post.n) == (STUDENT, 8)
     assert (result.rollouts, len(result.curve)) == (16, 2)
@@ -77,7 +82,7 @@ def test_a_job_trains_scores_and_saves_an_adapter(bench: Bench, tmp_path: Path) 
 
 
 def test_a_reward_that_fails_ends_the_job_with_the_reason(bench: Bench, tmp_path: Path) -> None:
-    broken = run_job(bench, make_order(tmp_path, **{"trace.last_reply.strip()": "str(1 / 0)"}))
+    broken = run(bench, make_order(tmp_path, **{"trace.last_reply.strip()": "str(1 / 0)"}))
     assert broken.outcome == "env_error"
     assert "ZeroDivisionError" in broken.message
 
@@ -87,9 +92,9 @@ def test_a_reward_that_kills_its_process_does_not_harm_the_slot(
 ) -> None:
     deadly = {"reply = trace": "__import__('os').kill(__import__('os').getpid(), 9); reply = trace"}
     with pytest.raises(EnvError) as caught:
-        bench.train(make_order(tmp_path / "bad", **deadly))
+        bench.train(make_order(tmp_path / "bad", **deadly), threading.Event())
     assert caught.value.kind == "crash"
-    assert bench.train(make_order(tmp_path / "good")).outcome == "ok"
+    assert run(bench, make_order(tmp_path / "good")).outcome == "ok"
 
 
 def test_a_job_past_its_time_is_stopped(bench: Bench, tmp_path: Path) -> None:
@@ -97,8 +102,17 @@ def test_a_job_past_its_time_is_stopped(bench: Bench, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(JobError) as caught:
         limits = LimitSettings(max_seconds=0.5)
         patch.setattr(bench, "_settings", SETTINGS.model_copy(update={"limits": limits}))
-        bench.train(make_order(tmp_path, job))
+        bench.train(make_order(tmp_path, job), threading.Event())
     assert caught.value.outcome == "timeout"
+
+
+def test_a_job_that_is_told_to_stop_stops_and_stays_open(bench: Bench, tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    order = make_order(tmp_path)
+    result = run_job(bench, order, 5, stop)
+    assert (result.outcome, result.slot) == (STOPPED, 5)
+    assert jobdir.read_result(order.job_dir, "j") is None
 
 
 def test_a_folder_that_was_changed_after_validation_is_refused(
@@ -107,7 +121,7 @@ def test_a_folder_that_was_changed_after_validation_is_refused(
     order = make_order(tmp_path)
     other = order.model_copy(update={"student": "nano-wren"})
     with pytest.raises(JobError, match="names tiny, not nano-wren"):
-        bench._train(other, bench._lane(STUDENT), families.get("persona"))
+        bench._train(other, bench._lane(STUDENT), families.get("persona"), threading.Event())
     (order.job_dir / "files" / JOB).write_text("[prime_rl]\n")
     with pytest.raises(JobError, match="no longer valid"):
-        bench.train(order)
+        bench.train(order, threading.Event())

@@ -38,15 +38,19 @@ def make_order(root: Path, name: str, seed: int = bodies.OK, attempt: int = 1) -
 
 def with_pool(
     action: Callable[[LocalPool], Awaitable[None]],
-    slots: int = 1,
+    workers: int = 1,
+    packed: int = 1,
     seconds: float = 30.0,
     body: str = STAND_IN,
 ) -> None:
     """Run an action on a started pool, and check that no worker outlives it."""
     settings = RunSettings(
-        pool=PoolSettings(slots=slots), limits=LimitSettings(max_seconds=seconds / 2)
+        pool=PoolSettings(workers=workers, packed=packed),
+        limits=LimitSettings(max_seconds=seconds / 2 / packed),
     )
-    pool = LocalPool(settings, secret_seed=7, body=body, grace_seconds=seconds / 2)
+    pool = LocalPool(
+        settings, secret_seed=7, body=body, grace_seconds=seconds / 2, stop_seconds=0.2
+    )
     pids: list[int] = []
 
     async def main() -> None:
@@ -59,7 +63,7 @@ def with_pool(
             await pool.close()
 
     asyncio.run(main())
-    assert len(pids) >= 2 * slots - 1
+    assert len(pids) >= 2 * workers - 1
     assert not [pid for pid in pids if alive(pid)]
 
 
@@ -102,7 +106,7 @@ def test_jobs_share_the_slots_and_each_runs_once(tmp_path: Path) -> None:
         assert [r.job_id for r in results] == [o.job_id for o in orders]
         assert {r.outcome for r in results} == {"ok"}
 
-    with_pool(action, slots=2)
+    with_pool(action, workers=2)
     assert [len(runs(order)) for order in orders] == [1] * 5
     assert len({runs(order)[0] for order in orders}) <= 2  # warm: no process for each job
 
@@ -284,7 +288,8 @@ CONTROLLER = """
     from metatrainer.pool.local import LocalPool
 
     async def main():
-        pool = LocalPool(RunSettings(pool=PoolSettings(slots=2)), 7, body="pool_bodies:StandIn")
+        settings = RunSettings(pool=PoolSettings(workers=2, packed=1))
+        pool = LocalPool(settings, 7, body="pool_bodies:StandIn")
         await pool.start()
         orders = [JobOrder.model_validate_json(line) for line in sys.argv[1:]]
         tasks = [asyncio.create_task(pool.run(order)) for order in orders]
@@ -321,3 +326,154 @@ def test_a_controller_killed_mid_job_leaves_no_worker_and_resumes(tmp_path: Path
 
     with_pool(action)
     assert (len(runs(done)), len(runs(lost))) == (1, 2)
+
+
+def test_one_worker_runs_several_jobs_and_answers_as_they_end(tmp_path: Path) -> None:
+    slow, quick = make_order(tmp_path, "slow", bodies.WAIT), make_order(tmp_path, "quick")
+
+    async def action(pool: LocalPool) -> None:
+        assert pool.slots == 3
+        running = asyncio.create_task(pool.run(slow))
+        await started(slow)
+        first = await pool.run(quick)  # would never end if it waited for the slow one
+        (slow.job_dir / "go").touch()
+        second = await running
+        assert (first.outcome, second.outcome) == ("ok", "ok")
+        assert (first.job_id, second.job_id) == ("quick", "slow")
+        assert (first.slot, second.slot) == (1, 0)
+        assert first.began and second.began and second.began < first.began
+        assert second.seconds > first.seconds > 0
+
+    with_pool(action, packed=3)
+    assert runs(slow) == runs(quick)
+
+
+def test_no_more_jobs_run_at_a_time_than_a_worker_takes(tmp_path: Path) -> None:
+    held = [make_order(tmp_path, f"held-{i}", bodies.WAIT) for i in range(2)]
+    third = make_order(tmp_path, "third")
+
+    async def action(pool: LocalPool) -> None:
+        running = [asyncio.create_task(pool.run(order)) for order in (*held, third)]
+        for order in held:
+            await started(order)
+        await asyncio.sleep(0.1)
+        assert runs(third) == []
+        (held[1].job_dir / "go").touch()
+        assert (await running[2]).slot == 1
+        (held[0].job_dir / "go").touch()
+        await asyncio.gather(*running)
+
+    with_pool(action, packed=2)
+
+
+def test_a_job_that_heeds_its_deadline_does_not_harm_its_neighbour(tmp_path: Path) -> None:
+    slow, good = make_order(tmp_path, "slow", bodies.HEED), make_order(tmp_path, "g", bodies.WAIT)
+
+    async def action(pool: LocalPool) -> None:
+        running = asyncio.create_task(pool.run(slow))
+        await started(slow)
+        await asyncio.sleep(1.5)
+        neighbour = asyncio.create_task(pool.run(good))
+        result = await running
+        assert result.outcome == "timeout"
+        assert jobdir.read_result(slow.job_dir, "slow") == result
+        (good.job_dir / "go").touch()
+        assert (await neighbour).outcome == "ok"
+
+    with_pool(action, packed=2, seconds=3.0)
+    assert runs(slow) == runs(good)  # the worker lived on
+
+
+def test_a_hung_job_takes_its_neighbours_along_and_they_run_again(tmp_path: Path) -> None:
+    hung = make_order(tmp_path, "hung", bodies.HANG)
+    good = [make_order(tmp_path, f"good-{i}", bodies.WAIT) for i in range(2)]
+
+    async def action(pool: LocalPool) -> None:
+        running = asyncio.create_task(pool.run(hung))
+        await started(hung)
+        await asyncio.sleep(1.5)
+        neighbours = [asyncio.create_task(pool.run(order)) for order in good]
+        assert (await running).outcome == "timeout"
+        for order, result in zip(good, await asyncio.gather(*neighbours)):
+            assert (result.outcome, "another request" in result.message) == ("lost", True)
+            assert jobdir.read_result(order.job_dir, order.job_id) is None
+            assert result.seconds > 0
+            (order.job_dir / "go").touch()
+            again = order.model_copy(update={"attempt": 2})
+            assert (await pool.run(again)).outcome == "ok"
+
+    with_pool(action, packed=3, seconds=3.0)
+    assert [len(runs(order)) for order in (hung, *good)] == [1, 2, 2]
+
+
+def test_the_jobs_of_a_killed_worker_are_lost_and_then_run_alone(tmp_path: Path) -> None:
+    orders = [make_order(tmp_path, f"job-{i}", bodies.WAIT) for i in range(3)]
+
+    async def action(pool: LocalPool) -> None:
+        tasks = [asyncio.create_task(pool.run(order)) for order in orders]
+        for order in orders:
+            pid = await started(order)
+        os.kill(pid, signal.SIGKILL)
+        for result in await asyncio.gather(*tasks):
+            assert (result.outcome, "signal 9" in result.message) == ("lost", True)
+        again = [order.model_copy(update={"attempt": 2}) for order in orders]
+        tasks = [asyncio.create_task(pool.run(order)) for order in again]
+        for order, task in zip(again, tasks):  # one after the other, in the order they came
+            while len(runs(order)) < 2:
+                await asyncio.sleep(0.01)
+            (order.job_dir / "go").touch()
+            assert (await task).slot == 0
+
+    with_pool(action, packed=3)
+    assert [len(runs(order)) for order in orders] == [2, 2, 2]
+
+
+def test_a_job_that_kills_its_worker_is_found_out(tmp_path: Path) -> None:
+    good, bad = make_order(tmp_path, "good", bodies.WAIT), make_order(tmp_path, "bad", bodies.EXIT)
+
+    async def action(pool: LocalPool) -> None:
+        neighbour = asyncio.create_task(pool.run(good))
+        await started(good)
+        lost = [await pool.run(bad), await neighbour]
+        assert [result.outcome for result in lost] == ["lost", "lost"]
+        (good.job_dir / "go").touch()
+        again = [order.model_copy(update={"attempt": 2}) for order in (bad, good)]
+        results = await asyncio.gather(*(pool.run(order) for order in again))
+        assert [result.outcome for result in results] == ["crashed", "ok"]
+        assert "out of memory" in results[0].message
+
+    with_pool(action, packed=2)
+
+
+@pytest.mark.parametrize("seed", [bodies.HEED, bodies.HANG])
+def test_cancelling_one_job_of_several(tmp_path: Path, seed: int) -> None:
+    cancelled = make_order(tmp_path, "cancelled", seed)
+    other, after = make_order(tmp_path, "other", bodies.WAIT), make_order(tmp_path, "after")
+
+    async def action(pool: LocalPool) -> None:
+        tasks = [asyncio.create_task(pool.run(order)) for order in (cancelled, other)]
+        await started(cancelled)
+        await started(other)
+        tasks[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[0]
+        (other.job_dir / "go").touch()
+        # Only a job that does not stop by itself is worth a worker with others in it.
+        assert (await tasks[1]).outcome == ("ok" if seed == bodies.HEED else "lost")
+        assert (await pool.run(after)).outcome == "ok"
+
+    with_pool(action, packed=2)
+    assert jobdir.read_result(cancelled.job_dir, "cancelled") is None
+    assert (runs(after) == runs(cancelled)) == (seed == bodies.HEED)
+
+
+def test_a_baseline_that_is_lost_with_a_neighbour_is_measured_again(tmp_path: Path) -> None:
+    hung = make_order(tmp_path, "hung", bodies.EXIT)
+
+    async def action(pool: LocalPool) -> None:
+        measuring = asyncio.create_task(pool.baselines("slow"))
+        await asyncio.sleep(0.3)
+        assert (await pool.run(hung)).outcome == "lost"
+        assert len(await measuring) == 2
+
+    with_pool(action, packed=3)

@@ -25,7 +25,7 @@ def write_run(
         "preset": "nano",
         "heldout": ["triage"],
         "outer": {"steps": planned, "heldout_episodes": 2},
-        "pool": {"slots": 2},
+        "pool": {"workers": 2, "packed": 1},
     }
     with Ledger(folder / "ledger.sqlite") as ledger, ledger.transaction():
         ledger.create_run(folder.name, "nano", json.dumps(config), 0, {"metatrainer": "0"})

@@ -14,6 +14,10 @@ from metatrainer.students.score import Score
 
 CHEATED = "cheating"
 """Outcome of a job that was caught cheating while it ran."""
+LOST = "lost"
+"""Outcome of an attempt that ended by no fault of its job; the next attempt may do better."""
+STOPPED = "stopped"
+"""Outcome of an attempt that was told to stop. It is not the end of its job."""
 
 
 class JobOrder(BaseModel):
@@ -56,6 +60,12 @@ class JobResult(BaseModel):
     """One record for each step of the training."""
     adapter: Path | None = None
     """Where the trained adapter was saved."""
+    slot: int | None = None
+    """Which place in the pool ran it."""
+    began: float | None = None
+    """When it took its slot, in Unix time."""
+    seconds: float = 0.0
+    """How long it held its slot, whatever the slot's neighbours did meanwhile."""
 
 
 class Pool(Protocol):
@@ -71,7 +81,8 @@ class Pool(Protocol):
 
     async def run(self, order: JobOrder) -> JobResult:
         """Run a job, or collect its result if it has ended before. Raises PoolError only if the
-        pool itself is broken; a job that fails is a result."""
+        pool itself is broken; a job that fails is a result. One that is LOST has not ended: order
+        it again under its next attempt."""
 
     async def baselines(self, family: str) -> list[Score]:
         """Hidden scores of all untrained students, best first."""

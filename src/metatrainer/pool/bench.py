@@ -22,7 +22,7 @@ from metatrainer.jobs.leaks import Leaks
 from metatrainer.jobs.spec import JOB_FILE, JobSpec, parse_job_toml
 from metatrainer.jobs.tasks import check_tasks
 from metatrainer.pool import jobdir
-from metatrainer.pool.base import CHEATED, JobOrder, JobResult
+from metatrainer.pool.base import CHEATED, STOPPED, JobOrder, JobResult
 from metatrainer.pool.worker import Setup
 from metatrainer.sandbox.host import Guest, TaskRow
 from metatrainer.students import catalogue
@@ -51,11 +51,11 @@ class Bench:
         self._idle = list(self._guests)
         self._guests[0].start()
 
-    def train(self, order: JobOrder) -> JobResult:
+    def train(self, order: JobOrder, stop: threading.Event) -> JobResult:
         """Train and score one student. Raises JobError or EnvError."""
         engine, family = self._lane(order.student), families.get(order.family)
         began = engine.clock()
-        trained = self._train(order, engine, family)
+        trained = self._train(order, engine, family, stop)
         train_seconds = engine.clock() - began
         try:
             post = self._score(engine, trained.adapter, family)
@@ -87,7 +87,9 @@ class Bench:
         for guest in self._guests:
             guest.close()
 
-    def _train(self, order: JobOrder, engine: Lane, family: Family) -> TrainedJob:
+    def _train(
+        self, order: JobOrder, engine: Lane, family: Family, stop: threading.Event
+    ) -> TrainedJob:
         files = jobdir.read_files(order.job_dir)
         spec = _spec(files, order.student)
         deadline = engine.clock() + self._settings.limits.max_seconds
@@ -98,7 +100,16 @@ class Bench:
         ):
             tasks = env.load()
             self._check(tasks, family, f"{environment.module}/__init__.py")
-            return train_job(engine, spec.prime_rl, tasks, env, family, order.seed, deadline)
+            return train_job(
+                engine,
+                spec.prime_rl,
+                tasks,
+                env,
+                family,
+                order.seed,
+                deadline,
+                on_step=lambda row: _heed(stop),
+            )
 
     def _check(self, tasks: list[TaskRow], family: Family, package: str) -> None:
         """What validation asked of the tasks, asked again: the code may give others this time."""
@@ -134,6 +145,11 @@ class Bench:
         finally:
             with self._lock:
                 self._idle.append(guest)
+
+
+def _heed(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise JobError(STOPPED, "it was told to stop")
 
 
 def _spec(files: dict[str, str], student: str) -> JobSpec:

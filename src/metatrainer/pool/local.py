@@ -1,20 +1,22 @@
-"""A pool of warm worker processes on this machine.
+"""A pool of warm worker processes on this machine, each of which takes several jobs at a time.
 
-Knows how slots are shared and when a worker is killed; knows nothing about what a job does.
+Knows which worker gets a job and when one is given up; knows nothing about what a job does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from metatrainer.config import RunSettings
 from metatrainer.errors import PoolError, WorkerFault
 from metatrainer.pool import jobdir
-from metatrainer.pool.base import JobOrder, JobResult
-from metatrainer.pool.process import WorkerProcess
+from metatrainer.pool.base import LOST, JobOrder, JobResult
+from metatrainer.pool.lanes import Lane, Lanes
+from metatrainer.pool.process import STOP_SECONDS, WorkerProcess
 from metatrainer.pool.worker import Setup
 from metatrainer.students.score import Score
 
@@ -24,7 +26,7 @@ GRACE_SECONDS = 120.0
 
 
 class LocalPool:
-    """Worker processes, each with one torch thread; jobs wait in line for a free one."""
+    """Worker processes, each with one torch thread; jobs wait in line for a free lane."""
 
     def __init__(
         self,
@@ -33,20 +35,27 @@ class LocalPool:
         *,
         body: str = BODY,
         grace_seconds: float = GRACE_SECONDS,
+        stop_seconds: float = STOP_SECONDS,
     ):
-        """body: what the workers run, as module:factory."""
-        self.slots = settings.pool.slots or os.cpu_count() or 1
+        """body: what the workers run, as module:factory. stop_seconds: see WorkerProcess."""
+        workers, packed = settings.pool.workers or os.cpu_count() or 1, settings.pool.packed
+        self.slots = workers * packed
         self._students = settings.students
-        self._job_seconds = settings.limits.max_seconds + grace_seconds
+        # Of jobs side by side each gets its share of the worker's time, and is charged that alone.
+        self._job_seconds = packed * settings.limits.max_seconds + grace_seconds
         self._eval_seconds = grace_seconds
         self._workers = [
             WorkerProcess(
                 body,
-                Setup(slot=slot, settings=settings, secret_seed=secret_seed).model_dump_json(),
+                Setup(slot=number, settings=settings, secret_seed=secret_seed).model_dump(
+                    mode="json"
+                ),
+                stop_seconds,
             )
-            for slot in range(self.slots)
+            for number in range(workers)
         ]
-        self._idle: asyncio.Queue[WorkerProcess] = asyncio.Queue()
+        self._lanes = Lanes(workers, packed)
+        self._suspects: set[str] = set()
         self._baselines: dict[str, asyncio.Task[list[Score]]] = {}
         self._closed = False
 
@@ -57,31 +66,32 @@ class LocalPool:
         except BaseException:
             await self.close()
             raise
-        for worker in self._workers:
-            self._idle.put_nowait(worker)
 
     async def close(self) -> None:
         """End all workers, idle ones in order and busy ones by force."""
         self._closed = True
+        self._lanes.close()
         for task in self._baselines.values():
             task.cancel()
-        await asyncio.gather(*self._baselines.values(), return_exceptions=True)
         await asyncio.gather(*(worker.close() for worker in self._workers))
+        await asyncio.gather(*self._baselines.values(), return_exceptions=True)
 
     async def run(self, order: JobOrder) -> JobResult:
-        """Run a job on the next free slot, or collect its result."""
+        """Run a job on the next free lane, or collect its result."""
         if done := jobdir.read_result(order.job_dir, order.job_id):
             return done
-        async with self._slot() as worker:
+        # A job that went down with others may be why they did; with a worker to itself, it shows.
+        async with self._lane(order.student, alone=order.job_id in self._suspects) as lane:
+            request = {"order": order.model_dump(mode="json"), "slot": lane.slot}
+            began, clock = time.time(), time.monotonic()
             try:
-                answer = await worker.ask(
-                    {"order": order.model_dump(mode="json")}, self._job_seconds
-                )
+                answer = await self._workers[lane.worker].ask(request, self._job_seconds)
                 return JobResult.model_validate(answer["result"])
             except WorkerFault as fault:
                 if self._closed:  # not the job's fault: it stays open and is run again
                     raise PoolError(f"the pool was closed while {order.job_id} ran") from None
-                return _result_of_fault(order, fault)
+                seconds = time.monotonic() - clock
+                return self._ended(order, fault, lane.slot, began, seconds)
 
     async def baselines(self, family: str) -> list[Score]:
         """Hidden scores of all untrained students, best first; measured once."""
@@ -93,38 +103,51 @@ class LocalPool:
         """Process ids of the live workers."""
         return [worker.pid for worker in self._workers if worker.pid is not None]
 
+    def _ended(
+        self, order: JobOrder, fault: WorkerFault, slot: int, began: float, seconds: float
+    ) -> JobResult:
+        """A result for a job whose worker is gone: its own if it got that far, else the fault."""
+        if done := jobdir.read_result(order.job_dir, order.job_id):
+            return done
+        begun = jobdir.claimed(order.job_dir, order.attempt)
+        result = JobResult(
+            job_id=order.job_id,
+            attempt=order.attempt,
+            outcome=fault.kind if begun else LOST,
+            message=fault.message,
+            slot=slot,
+            began=began,
+            seconds=seconds,
+        )
+        if result.outcome == LOST:
+            self._suspects.add(order.job_id)
+        else:
+            jobdir.write_result(order.job_dir, result)
+        return result
+
     async def _measure(self, family: str) -> list[Score]:
         scores = await asyncio.gather(*(self._baseline(family, s) for s in self._students))
         return sorted(scores, key=lambda score: -score.mean)
 
     async def _baseline(self, family: str, student: str) -> Score:
-        async with self._slot() as worker:
-            try:
-                answer = await worker.ask(
-                    {"family": family, "student": student}, self._eval_seconds
-                )
-            except WorkerFault as fault:
-                raise PoolError(f"no baseline of {student} on {family}: {fault.message}") from None
-            return Score.model_validate(answer["score"])
+        request = {"family": family, "student": student}
+        why = ""
+        for alone in (False, True):
+            async with self._lane(student, alone=alone) as lane:
+                try:
+                    answer = await self._workers[lane.worker].ask(request, self._eval_seconds)
+                    return Score.model_validate(answer["score"])
+                except WorkerFault as fault:
+                    why = fault.message
+                    if fault.kind != LOST:
+                        break
+        raise PoolError(f"no baseline of {student} on {family}: {why}")
 
     @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[WorkerProcess]:
-        worker = await self._idle.get()
+    async def _lane(self, student: str, *, alone: bool = False) -> AsyncIterator[Lane]:
+        lane = await self._lanes.take(student, alone=alone)
         try:
-            if self._closed:
-                raise PoolError("the pool is closed")
-            await worker.start()  # at once, unless its last request killed it
-            yield worker
+            await self._workers[lane.worker].start()  # at once, unless it was killed
+            yield lane
         finally:
-            self._idle.put_nowait(worker)
-
-
-def _result_of_fault(order: JobOrder, fault: WorkerFault) -> JobResult:
-    """A result for a job whose worker is gone: its own if it got that far, else the fault."""
-    if done := jobdir.read_result(order.job_dir, order.job_id):
-        return done
-    result = JobResult(
-        job_id=order.job_id, attempt=order.attempt, outcome=fault.kind, message=fault.message
-    )
-    jobdir.write_result(order.job_dir, result)
-    return result
+            self._lanes.give_back(lane)

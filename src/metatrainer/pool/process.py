@@ -1,4 +1,4 @@
-"""A worker subprocess as seen from the pool: start, ask, kill. One request at a time.
+"""A worker subprocess as seen from the pool: start, ask, kill. Several requests at a time.
 
 Knows nothing about jobs: requests and answers are JSON objects.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -22,6 +23,10 @@ TAIL_BYTES = 2_000
 """How much of a worker's stderr is kept."""
 START_SECONDS = 120.0
 CLOSE_SECONDS = 3.0
+EXIT_SECONDS = 1.0
+STOP_SECONDS = 10.0
+"""What a job gets to heed that it should stop: about one of its steps."""
+_READY = 0
 _PASSED_ON = (
     "PATH",
     "HOME",
@@ -39,13 +44,18 @@ _PASSED_ON = (
 class WorkerProcess:
     """One worker subprocess, restarted on demand."""
 
-    def __init__(self, factory: str, setup: str):
+    def __init__(self, factory: str, setup: dict[str, Any], stop_seconds: float = STOP_SECONDS):
+        """stop_seconds: what a request gets to end by itself before the worker is killed."""
         self._factory = factory
         self._setup = setup
+        self._stop_seconds = stop_seconds
+        self._starting = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
-        self._busy = False
+        self._ids = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._killed = False
         self._tail = bytearray()
-        self._drain: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def pid(self) -> int | None:
@@ -54,10 +64,52 @@ class WorkerProcess:
 
     async def start(self) -> None:
         """Start the subprocess if there is none, and wait until it is ready. Raises PoolError."""
-        if self._process and self._process.returncode is None:
-            return
+        async with self._starting:
+            if self._process is None or self._process.returncode is not None:
+                await self._start()
+
+    async def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Send a request and wait for its answer; others may be under way. Raises WorkerFault.
+
+        A request past its time, or one that is cancelled, is told to stop. If it does not, the
+        worker is killed, and the other requests in it end as lost.
+        """
+        if self._process is None:
+            raise WorkerFault("lost", "its worker is gone")
+        id = next(self._ids)
+        answer = self._expect(id)
+        try:
+            self._write(self._process, {"id": id, **request})
+            given = await asyncio.wait_for(asyncio.shield(answer), seconds)
+        except TimeoutError:
+            await self._stop(id)
+            raise WorkerFault("timeout", f"no answer in {seconds:.0f} s") from None
+        except asyncio.CancelledError:
+            await asyncio.shield(self._stop(id))
+            raise
+        if "error" in given:
+            raise WorkerFault("crashed", given["error"])
+        return given
+
+    async def kill(self) -> None:
+        """Kill the subprocess and its group at once. What it was asked for is lost."""
+        self._killed = True
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        await self._gone()
+
+    async def close(self) -> None:
+        """Let an idle worker end by itself, so that it can put things away; else kill it."""
+        if self._process and self._process.stdin and not self._asked:
+            self._process.stdin.close()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._gone()), CLOSE_SECONDS)
         await self.kill()
-        self._process = await asyncio.create_subprocess_exec(
+
+    async def _start(self) -> None:
+        await self._gone()
+        process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "metatrainer.pool.worker", self._factory, str(os.getpid())),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -66,91 +118,101 @@ class WorkerProcess:
             env=worker_environment(),
             start_new_session=True,
         )
-        self._drain = asyncio.create_task(self._keep_tail())
+        self._process, self._killed = process, False
+        ready = self._expect(_READY)
+        drain = asyncio.create_task(self._keep_tail(process))
+        self._tasks = [drain, asyncio.create_task(self._listen(process, drain))]
+        self._write(process, self._setup)
         try:
-            await self._exchange(self._setup, START_SECONDS)
-        except WorkerFault as fault:
-            raise PoolError(f"a worker does not start: {fault.message}") from None
-
-    async def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Send a request and wait for its answer. Raises WorkerFault; the worker is dead then."""
-        return await self._exchange(json.dumps(request), seconds)
-
-    async def kill(self) -> None:
-        """Kill the subprocess and its group at once."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-        await self._end_drain()
-
-    async def close(self) -> None:
-        """Let an idle worker end by itself, so that it can put things away; else kill it."""
-        if self._process and self._process.stdin and not self._busy:
-            self._process.stdin.close()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), CLOSE_SECONDS)
-        await self.kill()
-
-    async def _exchange(self, line: str, seconds: float) -> dict[str, Any]:
-        self._busy = True
-        self._tail.clear()  # what an earlier request left says nothing about this one
-        try:
-            return await asyncio.wait_for(self._write_and_read(line), seconds)
+            await asyncio.wait_for(ready, START_SECONDS)
         except TimeoutError:
             await self.kill()
-            raise WorkerFault("timeout", f"no answer in {seconds:.0f} s") from None
+            raise PoolError(f"a worker is not ready in {START_SECONDS:.0f} s") from None
         except WorkerFault as fault:
-            await self.kill()
-            raise WorkerFault(fault.kind, self._with_tail(fault.message)) from None
-        except BaseException:  # a cancelled request leaves an answer in the pipe that nobody reads
+            raise PoolError(f"a worker does not start: {fault.message}") from None
+        except BaseException:
             await self.kill()
             raise
-        finally:
-            self._busy = False
 
-    async def _write_and_read(self, line: str) -> dict[str, Any]:
-        process = self._process
-        assert process and process.stdin and process.stdout
-        try:
-            process.stdin.write(line.encode() + b"\n")
-            await process.stdin.drain()
-            answer = await process.stdout.readline()
-        except (BrokenPipeError, ConnectionResetError):
-            answer = b""
-        except ValueError:  # the line is longer than the reader's limit
-            raise WorkerFault("crashed", f"the worker sent over {LINE_BYTES} bytes") from None
-        if not answer:
-            code = await process.wait()
-            raise WorkerFault("crashed", f"the worker ended with {_describe_exit(code)}")
-        try:
-            message = json.loads(answer)
-        except ValueError:
-            message = None
-        if not isinstance(message, dict):
-            raise WorkerFault("crashed", f"the worker sent garbage: {answer[:80]!r}")
-        return message
+    def _expect(self, id: int) -> asyncio.Future[dict[str, Any]]:
+        if not self._asked:
+            self._tail.clear()  # what earlier requests left says nothing about this one
+        self._asked[id] = asyncio.get_running_loop().create_future()
+        return self._asked[id]
 
-    async def _keep_tail(self) -> None:
-        assert self._process and self._process.stderr
-        while chunk := await self._process.stderr.read(4096):
+    def _write(self, process: asyncio.subprocess.Process, message: dict[str, Any]) -> None:
+        # Requests are short and the worker always reads, so the pipe is never full for long.
+        assert process.stdin
+        process.stdin.write(json.dumps(message).encode() + b"\n")
+
+    async def _stop(self, id: int) -> None:
+        """Bring a request to its end: by asking, else by killing the worker."""
+        answer = self._asked.get(id)
+        if answer is None or self._process is None:
+            return
+        self._write(self._process, {"cancel": id})
+        done, _ = await asyncio.wait([answer], timeout=self._stop_seconds)
+        if not done:
+            await self.kill()
+
+    async def _listen(self, process: asyncio.subprocess.Process, drain: asyncio.Task[None]) -> None:
+        """Hand out answers until the worker ends, then tell those who still wait."""
+        why = await self._hand_out(process)
+        with contextlib.suppress(TimeoutError):  # let it end by itself: its exit code says more
+            await asyncio.wait_for(process.wait(), 0.0 if why else EXIT_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        why = why or f"the worker ended with {_describe_exit(await process.wait())}"
+        await process.wait()
+        # A grandchild may hold stderr open for a moment; what the worker wrote is read by then.
+        await asyncio.wait([drain], timeout=1.0)
+        drain.cancel()
+        self._process = None
+        asked, self._asked = self._asked, {}
+        for answer in asked.values():
+            if not answer.done():
+                answer.set_exception(self._fault(why, len(asked)))
+                answer.exception()  # those who were cancelled do not ask for it
+
+    async def _hand_out(self, process: asyncio.subprocess.Process) -> str:
+        """Returns what is wrong with what the worker sent; nothing, if the pipe just closed."""
+        assert process.stdout
+        while True:
+            try:
+                line = await process.stdout.readline()
+            except ValueError:  # the line is longer than the reader's limit
+                return f"the worker sent over {LINE_BYTES} bytes"
+            except ConnectionResetError:
+                return ""
+            if not line:
+                return ""
+            message = _parsed(line)
+            answer = self._asked.pop(_id_of(message), None)
+            if answer is None:
+                return f"the worker sent garbage: {line[:80]!r}"
+            if not answer.done():
+                answer.set_result(message)
+
+    def _fault(self, why: str, requests: int) -> WorkerFault:
+        """What those in a worker that is gone are told. Only one that was alone is to blame."""
+        if self._killed:
+            return WorkerFault("lost", "its worker was killed for another request in it")
+        tail = self._tail.decode(errors="replace").strip()
+        why = f"{why}; its last words: {visible(tail, TAIL_BYTES)}" if tail else why
+        if requests > 1:
+            return WorkerFault("lost", f"{requests} requests were in a worker: {why}")
+        return WorkerFault("crashed", why)
+
+    async def _keep_tail(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stderr
+        while chunk := await process.stderr.read(4096):
             self._tail += chunk
             del self._tail[:-TAIL_BYTES]
 
-    async def _end_drain(self) -> None:
-        if self._drain is None:
-            return
-        # A grandchild may hold stderr open for a moment; what the worker wrote is read by then.
-        await asyncio.wait([self._drain], timeout=1.0)
-        self._drain.cancel()
-        await asyncio.wait([self._drain])
-        self._drain = None
-
-    def _with_tail(self, message: str) -> str:
-        tail = self._tail.decode(errors="replace").strip()
-        return f"{message}; its last words: {visible(tail, TAIL_BYTES)}" if tail else message
+    async def _gone(self) -> None:
+        """Wait until the subprocess is gone and everybody has been told."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
 
 def worker_environment() -> dict[str, str]:
@@ -165,3 +227,20 @@ def worker_environment() -> dict[str, str]:
 
 def _describe_exit(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """A message of the worker; empty, if it is none."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return {}
+    return message if isinstance(message, dict) else {}
+
+
+def _id_of(message: dict[str, Any]) -> int:
+    """Which request a message answers; -1, if none."""
+    if message.get("ready") is True:
+        return _READY
+    id = message.get("id")
+    return id if isinstance(id, int) else -1

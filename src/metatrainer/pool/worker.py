@@ -1,7 +1,9 @@
-"""The process of one slot: reads requests as JSON lines, does one at a time, answers in kind.
+"""A worker process: reads requests as JSON lines, does each in a thread, answers as they end.
 
-Started by a pool as `python -m metatrainer.pool.worker MODULE:FACTORY PARENT_PID`; the factory
-makes the Body that does the work. Knows nothing about engines, sandboxes or families.
+Every request has an id, which its answer repeats; {"cancel": id} tells a job to stop. Started by a
+pool as `python -m metatrainer.pool.worker MODULE:FACTORY PARENT_PID`; the factory makes the Body
+that does the work. Knows nothing about engines, sandboxes or families, nor how many requests are
+wise at a time.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
 from typing import Any, BinaryIO, Protocol
 
@@ -20,7 +24,7 @@ from pydantic import BaseModel, ConfigDict
 from metatrainer.config import RunSettings
 from metatrainer.errors import EnvError, JobError
 from metatrainer.pool import jobdir
-from metatrainer.pool.base import JobOrder, JobResult
+from metatrainer.pool.base import STOPPED, JobOrder, JobResult
 from metatrainer.shown import visible
 from metatrainer.students.score import Score
 
@@ -35,16 +39,20 @@ class Setup(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     slot: int
+    """Number of the worker; no two sandboxes of different workers have the same user."""
     settings: RunSettings
     secret_seed: int
     """Seed of the hidden items."""
 
 
 class Body(Protocol):
-    """The work of a slot."""
+    """The work of a worker. Its methods are called from several threads at once."""
 
-    def train(self, order: JobOrder) -> JobResult:
-        """Train and score. Raises JobError or EnvError if the job fails."""
+    def train(self, order: JobOrder, stop: threading.Event) -> JobResult:
+        """Train and score. Raises JobError or EnvError if the job fails.
+
+        stop: once it is set, JobError(STOPPED) is wanted soon; whoever is slow is killed.
+        """
 
     def baseline(self, family: str, student: str) -> Score:
         """Hidden score of an untrained student."""
@@ -56,39 +64,64 @@ class Body(Protocol):
 def main(factory: str, parent: int) -> None:
     """Serve requests until the pipe closes or the parent dies."""
     _die_with(parent)
-    channel = _claim_stdout()
+    channel = _Channel()
     requests = sys.stdin.buffer
     setup = Setup.model_validate_json(requests.readline())
     module, _, name = factory.partition(":")
     body: Body = getattr(importlib.import_module(module), name)(setup)
-    _send(channel, {"ready": True})
+    channel.send({"ready": True})
     try:
-        for line in requests:
-            _send(channel, _answer(body, json.loads(line)))
+        _serve(body, requests, channel)
     finally:
         body.close()
 
 
-def run_job(body: Body, order: JobOrder) -> JobResult:
+def run_job(body: Body, order: JobOrder, slot: int, stop: threading.Event) -> JobResult:
     """One job from gate to result file. Whatever goes wrong inside is a result."""
+    began, clock = time.time(), time.monotonic()
     if not jobdir.claim(order):
         return _failed(order, "crashed", f"attempt {order.attempt} was started before")
     try:
-        result = body.train(order)
+        result = body.train(order, stop)
     except JobError as error:
         result = _failed(order, error.outcome, error.message)
     except EnvError as error:
         result = _failed(order, "env_error", f"{error.kind}: {error.message}")
-    except Exception as error:  # the slot must outlive any job
+    except Exception as error:  # the worker must outlive any job
         traceback.print_exc()
         result = _failed(order, "crashed", f"{type(error).__name__}: {error}")
-    jobdir.write_result(order.job_dir, result)
+    spent = {"slot": slot, "began": began, "seconds": time.monotonic() - clock}
+    result = result.model_copy(update=spent)
+    if result.outcome != STOPPED:
+        jobdir.write_result(order.job_dir, result)
     return result
 
 
-def _answer(body: Body, request: dict[str, Any]) -> dict[str, Any]:
+def _serve(body: Body, requests: BinaryIO, channel: _Channel) -> None:
+    stops: dict[int, threading.Event] = {}
+    for line in requests:
+        request = json.loads(line)
+        if "cancel" in request:
+            stops[request["cancel"]].set()
+            continue
+        stop = stops[request["id"]] = threading.Event()
+        # A request that is not done when the pipe closes goes down with the process.
+        given = (body, request, stop, channel)
+        threading.Thread(target=_answer, args=given, daemon=True).start()
+
+
+def _answer(body: Body, request: dict[str, Any], stop: threading.Event, channel: _Channel) -> None:
+    try:
+        answer = _do(body, request, stop)
+    except Exception as error:
+        answer = {"error": visible(f"{type(error).__name__}: {error}", MESSAGE_CHARS)}
+    channel.send({"id": request["id"], **answer})
+
+
+def _do(body: Body, request: dict[str, Any], stop: threading.Event) -> dict[str, Any]:
     if "order" in request:
-        result = run_job(body, JobOrder.model_validate(request["order"]))
+        order = JobOrder.model_validate(request["order"])
+        result = run_job(body, order, request["slot"], stop)
         return {"result": result.model_dump(mode="json")}
     score = body.baseline(request["family"], request["student"])
     return {"score": score.model_dump(mode="json")}
@@ -103,16 +136,19 @@ def _failed(order: JobOrder, outcome: str, message: str) -> JobResult:
     )
 
 
-def _send(channel: BinaryIO, message: dict[str, Any]) -> None:
-    channel.write(json.dumps(message).encode() + b"\n")
-    channel.flush()
+class _Channel:
+    """The pipe for answers. Anything that a library prints goes to stderr instead."""
 
+    def __init__(self) -> None:
+        self._pipe = os.fdopen(os.dup(1), "wb")
+        self._lock = threading.Lock()
+        os.dup2(2, 1)
 
-def _claim_stdout() -> BinaryIO:
-    """Keep the pipe for answers; anything that a library prints goes to stderr."""
-    channel = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    return channel
+    def send(self, message: dict[str, Any]) -> None:
+        line = json.dumps(message).encode() + b"\n"
+        with self._lock:
+            self._pipe.write(line)
+            self._pipe.flush()
 
 
 def _die_with(parent: int) -> None:

@@ -334,7 +334,8 @@ def pool_view(ledger: Ledger) -> PoolView:
         rows = ledger.query(_JOBS, LISTED_JOBS)
         ended = ledger.query("SELECT outcome, count(*), sum(seconds) FROM job GROUP BY 1")
         spans = ledger.query(_SPANS)
-    slots = json.loads(run.config).get("pool", {}).get("slots") if run else None
+    pool = json.loads(run.config).get("pool", {}) if run else {}
+    slots = pool["workers"] * pool["packed"] if pool.get("workers") else None
     slots = slots or (1 + max(s["slot"] for s in spans) if spans else None)
     busy = sum(r[2] or 0.0 for r in ended)
     start = min((s["began"] for s in spans), default=0.0)
