@@ -99,6 +99,23 @@ class PoolSettings(Settings):
     1 gives every job a process of its own."""
 
 
+class MoneySettings(Settings):
+    """What things cost and what a run may spend, in US dollars."""
+
+    usd_per_slot_hour: float = Field(0.0, ge=0)
+    """Price of one slot for an hour; 0 for a machine that is there anyway."""
+    usd_per_million_prompt_tokens: float | None = Field(None, ge=0)
+    """Price of what a hosted agent reads; left out, it is not counted."""
+    usd_per_million_sampled_tokens: float | None = Field(None, ge=0)
+    """Price of what it writes."""
+    usd_per_million_trained_tokens: float | None = Field(None, ge=0)
+    """Price of what it is trained on."""
+    max_usd: float | None = Field(None, gt=0)
+    """What the run may cost in all; past it nothing more begins. Left out, no limit."""
+    max_usd_per_hour: float | None = Field(None, gt=0)
+    """What all slots together may cost an hour."""
+
+
 class RunSettings(Settings):
     """A whole experiment."""
 
@@ -118,6 +135,7 @@ class RunSettings(Settings):
     evaluation: EvalSettings = EvalSettings()
     reward: RewardConfig = RewardConfig()
     pool: PoolSettings = PoolSettings()
+    money: MoneySettings = MoneySettings()
 
     @model_validator(mode="after")
     def _heldout_is_apart(self) -> RunSettings:
@@ -147,8 +165,11 @@ def parse_config(data: dict[str, Any]) -> RunSettings:
 
 
 def check_names(settings: RunSettings) -> None:
-    """See that every family and model of a run exists. Raises ConfigError with key and hint."""
-    from metatrainer import families
+    """See that what a run names exists and that its caps can be kept.
+
+    Raises ConfigError with key and hint.
+    """
+    from metatrainer import families, money
     from metatrainer.students import catalogue
 
     agent = settings.agent
@@ -162,6 +183,7 @@ def check_names(settings: RunSettings) -> None:
     if agent.backend == "embedded" and not Path(agent.model, "config.json").is_file():
         with _blaming("agent.model"):
             catalogue.get(agent.model, "agent")
+    money.check(settings)
 
 
 def to_toml(settings: RunSettings) -> str:

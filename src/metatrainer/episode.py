@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from metatrainer import reward
+from metatrainer import money, reward
 from metatrainer.agent import instructions, tools
 from metatrainer.agent.policies import Message, Policy
 from metatrainer.agent.scaffold import make_workspace
@@ -102,6 +102,8 @@ class Episode:
             ledger.open_episode(str(id), id.phase, id.step, id.group, id.index, task.id)
             row = ledger.finished_episode(str(id))
         self._terms = _terms_of(row) if row else None
+        if self._terms is None:
+            money.admit_episode(ledger, settings)
 
     @property
     def tools(self) -> list[dict[str, Any]]:
@@ -251,6 +253,8 @@ class Episode:
             # One seed a task: the jobs of a group differ by what the agent wrote, not by luck.
             seed=self.task.seed,
         )
+        if jobdir.read_result(job_dir, job_id) is None:
+            money.admit_job(self._ledger, self._settings)
         jobdir.create(order, files)
         self._ledger.start_job(
             job_id, str(self.id), order.attempt, order.student, spec.model_dump_json()
@@ -265,7 +269,12 @@ class Episode:
         ended = jobdir.read_result(job_dir, job_id) is not None
         if ended or not jobdir.claimed(job_dir, last.attempt):
             return last.attempt
-        self._ledger.finish_job(job_id, last.attempt, LOST, "its worker went away", "null", 0.0)
+        # It ran until its controller was gone, which was after that one's last write.
+        began = jobdir.claimed_at(job_dir, last.attempt)
+        seconds = max(0.0, (self._ledger.left_at() or began) - began)
+        usd = money.slot_usd(self._settings.money, seconds)
+        why = "its worker went away"
+        self._ledger.finish_job(job_id, last.attempt, LOST, why, "null", seconds, usd)
         return last.attempt + 1
 
     async def _run(self, order: JobOrder) -> JobResult:
@@ -286,10 +295,11 @@ class Episode:
     def _enter_next_attempt(self, order: JobOrder, lost: JobResult) -> JobOrder:
         """End an attempt in the ledger and begin the next, before it runs."""
         again = order.model_copy(update={"attempt": order.attempt + 1})
+        row = self._ledger.job(order.job_id, order.attempt)
+        assert row is not None  # it was entered before it ran
+        self._enter_result(order, lost)
         with self._ledger.transaction():
-            row = self._ledger.job(order.job_id, order.attempt)
-            assert row is not None  # it was entered before it ran
-            self._enter_result(order, lost)
+            money.admit_job(self._ledger, self._settings)
             self._ledger.start_job(
                 again.job_id, str(self.id), again.attempt, again.student, row.spec
             )
@@ -303,6 +313,7 @@ class Episode:
             result.message,
             result.model_dump_json(),
             result.seconds,
+            money.slot_usd(self._settings.money, result.seconds),
         )
 
     async def _settle(self) -> reward.Terms:

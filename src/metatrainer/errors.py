@@ -55,6 +55,10 @@ class PoolError(MetatrainerError):
     """The pool itself is broken (not a job in it): no worker starts, or none can be reached."""
 
 
+class BudgetError(MetatrainerError):
+    """The run may not spend what is asked for. Raise the cap and resume it."""
+
+
 class WorkerFault(MetatrainerError):
     """A worker process did not answer a request as it should. Stays inside the pool.
 

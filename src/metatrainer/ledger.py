@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from metatrainer.errors import LedgerError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 NO_POST_SCORE = -1.0
 """What CSV exports print where a job has no post score. Never stored, never a reward."""
 
@@ -112,8 +112,9 @@ CREATE TABLE job (
     message TEXT,
     result TEXT CHECK (result IS NULL OR json_valid(result)),
     seconds REAL,
+    usd REAL,
     PRIMARY KEY (id, attempt),
-    CHECK (NOT done OR (outcome IS NOT NULL AND seconds IS NOT NULL))
+    CHECK (NOT done OR (outcome IS NOT NULL AND seconds IS NOT NULL AND usd IS NOT NULL))
 ) STRICT;
 CREATE INDEX job_of_episode ON job (episode);
 CREATE TABLE eval (
@@ -209,7 +210,7 @@ class AttemptRow:
 
 @dataclass(frozen=True)
 class JobRow:
-    """One attempt at a job. outcome, result and seconds are None until it is done."""
+    """One attempt at a job. outcome, result, seconds and usd are None until it is done."""
 
     id: str
     attempt: int
@@ -221,6 +222,7 @@ class JobRow:
     message: str | None
     result: str | None
     seconds: float | None
+    usd: float | None
 
 
 @dataclass(frozen=True)
@@ -380,14 +382,16 @@ class Ledger:
         message: str,
         result_json: str,
         seconds: float,
+        usd: float = 0.0,
     ) -> bool:
-        """Enter how a started job ended; the first result that arrives counts."""
+        """Enter how a started job ended and its cost; the first result that arrives counts."""
         sql = (
-            "UPDATE job SET done = 1, outcome = ?, message = ?, result = ?, seconds = ?"
+            "UPDATE job SET done = 1, outcome = ?, message = ?, result = ?, seconds = ?, usd = ?"
             " WHERE id = ? AND attempt = ? AND NOT done"
         )
+        values = (outcome, message, result_json, seconds, usd, job_id, attempt)
         with self.transaction():
-            if self._write(sql, (outcome, message, result_json, seconds, job_id, attempt)):
+            if self._write(sql, values):
                 return True
             self._must_exist(f"job {job_id} attempt {attempt}", self.job(job_id, attempt))
             return False
@@ -447,6 +451,12 @@ class Ledger:
         """Time that controllers spent on the run, pauses between them left out."""
         (total,) = self._fetch("SELECT coalesce(sum(last - began), 0.0) FROM sitting")[0]
         return float(total)
+
+    def left_at(self) -> float | None:
+        """When the controller before this one wrote last, in Unix time."""
+        sql = "SELECT max(last) FROM sitting WHERE n IS NOT ?"
+        (last,) = self._fetch(sql, self._sitting)[0]
+        return last if last is None else float(last)
 
     def tasks(self) -> list[TaskRow]:
         return self._rows(TaskRow, "SELECT * FROM task ORDER BY rowid")
@@ -587,7 +597,7 @@ _EXPORTS = {
     " (SELECT count(*) FROM turn WHERE episode = e.id) AS turns"
     " FROM episode e JOIN task ON task.id = e.task ORDER BY step, grp, idx, e.rowid",
     "jobs": "SELECT job.id, attempt, job.episode, job.student, job.done, job.outcome, message,"
-    " coalesce(e.post, :missing) AS post, e.best_pre, job.seconds, spec"
+    " coalesce(e.post, :missing) AS post, e.best_pre, job.seconds, job.usd, spec"
     f" FROM job JOIN episode e ON e.id = job.episode WHERE {_LAST_ATTEMPT} ORDER BY job.rowid",
     "evals": "SELECT * FROM eval ORDER BY rowid",
     "steps": "SELECT n AS step, mean_reward, seconds, metrics FROM step ORDER BY n",

@@ -21,7 +21,7 @@ def test_the_json_has_the_promised_keys_and_no_others(make_run) -> None:
     report = summary_of(make_run(steps=6, planned=6)).as_json()
     assert list(report) == [
         "run", "preset", "steps", "episodes", "seconds", "jobs", "reward", "quality",
-        "validation", "heldout", "students_chosen",
+        "validation", "heldout", "students_chosen", "usd",
     ]  # fmt: skip
     assert set(report["jobs"]) == {"submitted", "succeeded", "crashed"}
     for term in ("reward", "quality", "validation"):

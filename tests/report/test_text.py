@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,25 @@ def test_markdown_tables_are_whole_and_the_figure_is_shown(make_run) -> None:
     for block in blocks:
         assert len({line.count("|") for line in block}) == 1
     assert "](" not in markdown(summary_of(make_run("b", steps=1, planned=1)))
+
+
+def test_costs_are_shown_where_there_are_any(make_run, tmp_path: Path) -> None:
+    assert "Cost" not in printed(summary_of(make_run(steps=2, planned=2)))
+    paid = tmp_path / "nano-paid"
+    with Ledger(paid / "ledger.sqlite") as ledger:
+        config = {"money": {"usd_per_slot_hour": 2.0, "usd_per_million_sampled_tokens": 1e4}}
+        ledger.create_run("nano-paid", "nano", json.dumps(config), 0, {})
+        ledger.add_task("p", "persona", "train", "{}")
+        ledger.open_episode("e", "train", 0, 0, 0, "p")
+        ledger.record_turn("e", 0, "{}", 10, [1] * 50, [0.0] * 50, 1.0)
+        for attempt, outcome in enumerate(("lost", "ok"), start=1):
+            ledger.start_job("j", "e", attempt, "wren", "{}")
+            ledger.finish_job("j", attempt, outcome, "", "{}", 1.0, 1.5)
+    summary = summary_of(paid)
+    assert summary.as_json()["usd"]["total"] == 3.5
+    text = printed(summary)
+    for words in ("of them lost attempts", "1.50", "3.00", "0.5000", "3.50"):
+        assert words in text
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,13 @@ Knows nothing about processes, engines or how a job trains.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from metatrainer.config import PoolSettings, RunSettings
 from metatrainer.students.score import Score
 
 CHEATED = "cheating"
@@ -18,6 +20,10 @@ LOST = "lost"
 """Outcome of an attempt that ended by no fault of its job; the next attempt may do better."""
 STOPPED = "stopped"
 """Outcome of an attempt that was told to stop. It is not the end of its job."""
+
+
+GRACE_SECONDS = 120.0
+"""What a job may take beyond its training: loading, the hidden evaluation, saving."""
 
 
 class JobOrder(BaseModel):
@@ -66,6 +72,19 @@ class JobResult(BaseModel):
     """When it took its slot, in Unix time."""
     seconds: float = 0.0
     """How long it held its slot, whatever the slot's neighbours did meanwhile."""
+
+
+def slots_of(pool: PoolSettings) -> int:
+    """Jobs at a time."""
+    return (pool.workers or os.cpu_count() or 1) * pool.packed
+
+
+def longest_seconds(settings: RunSettings, grace_seconds: float = GRACE_SECONDS) -> float:
+    """What a job may hold its slot for, before it is given up.
+
+    Of jobs side by side each gets its share of the worker's time, and is charged that alone.
+    """
+    return settings.pool.packed * settings.limits.max_seconds + grace_seconds
 
 
 class Pool(Protocol):

@@ -60,6 +60,11 @@ def claimed(job_dir: Path, attempt: int) -> bool:
     return _gate(job_dir, attempt).exists()
 
 
+def claimed_at(job_dir: Path, attempt: int) -> float:
+    """When an attempt that is claimed was begun, in Unix time."""
+    return _gate(job_dir, attempt).stat().st_ctime
+
+
 def write_result(job_dir: Path, result: JobResult) -> None:
     """Record how a job ended."""
     write_durably(job_dir / RESULT, result.model_dump_json())

@@ -6,7 +6,6 @@ Knows which worker gets a job and when one is given up; knows nothing about what
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,15 +13,20 @@ from contextlib import asynccontextmanager
 from metatrainer.config import RunSettings
 from metatrainer.errors import PoolError, WorkerFault
 from metatrainer.pool import jobdir
-from metatrainer.pool.base import LOST, JobOrder, JobResult
+from metatrainer.pool.base import (
+    GRACE_SECONDS,
+    LOST,
+    JobOrder,
+    JobResult,
+    longest_seconds,
+    slots_of,
+)
 from metatrainer.pool.lanes import Lane, Lanes
 from metatrainer.pool.process import STOP_SECONDS, WorkerProcess
 from metatrainer.pool.worker import Setup
 from metatrainer.students.score import Score
 
 BODY = "metatrainer.pool.bench:Bench"
-GRACE_SECONDS = 120.0
-"""What a job may take beyond its training: loading, the hidden evaluation, saving."""
 
 
 class LocalPool:
@@ -38,11 +42,10 @@ class LocalPool:
         stop_seconds: float = STOP_SECONDS,
     ):
         """body: what the workers run, as module:factory. stop_seconds: see WorkerProcess."""
-        workers, packed = settings.pool.workers or os.cpu_count() or 1, settings.pool.packed
-        self.slots = workers * packed
+        self.slots = slots_of(settings.pool)
+        workers = self.slots // settings.pool.packed
         self._students = settings.students
-        # Of jobs side by side each gets its share of the worker's time, and is charged that alone.
-        self._job_seconds = packed * settings.limits.max_seconds + grace_seconds
+        self._job_seconds = longest_seconds(settings, grace_seconds)
         self._eval_seconds = grace_seconds
         self._workers = [
             WorkerProcess(
@@ -54,7 +57,7 @@ class LocalPool:
             )
             for number in range(workers)
         ]
-        self._lanes = Lanes(workers, packed)
+        self._lanes = Lanes(workers, settings.pool.packed)
         self._suspects: set[str] = set()
         self._baselines: dict[str, asyncio.Task[list[Score]]] = {}
         self._closed = False

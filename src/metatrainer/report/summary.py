@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from metatrainer.config import MoneySettings
 from metatrainer.errors import LedgerError
 from metatrainer.ledger import EpisodeRow, EvalRow, Ledger
+from metatrainer.money import Spending, spending
 
 TERMS = ("validation", "quality", "speed")
 WINDOW = 3
@@ -90,6 +92,7 @@ class Summary:
     heldout: dict[str, HeldOut]
     students_chosen: dict[str, int]
     baselines: list[EvalRow]
+    spending: Spending
 
     def as_json(self) -> dict[str, Any]:
         """The numbers under the names that `report --json` promises."""
@@ -116,6 +119,15 @@ class Summary:
                 for family, held in self.heldout.items()
             },
             "students_chosen": self.students_chosen,
+            "usd": {
+                "total": _short(self.spending.total),
+                "jobs": _short(self.spending.jobs),
+                "lost_attempts": _short(self.spending.lost),
+                "baselines": _short(self.spending.baselines),
+                "tokens": _short(self.spending.tokens),
+                "per_job": _short(self.spending.per_job),
+                "per_step": [_short(usd) for usd in self.spending.per_step.values()],
+            },
         }
 
 
@@ -131,6 +143,8 @@ def summarise(ledger: Ledger) -> Summary:
         jobs = ledger.jobs()
         baselines = ledger.evals("baseline")
         seconds = ledger.seconds()
+        prices = MoneySettings.model_validate(json.loads(run.config).get("money", {}))
+        spent = spending(ledger, prices)
     trained = [row for row in done if row.phase == "train"]
     ended = Counter(job.outcome == "ok" for job in jobs if job.done)
     return Summary(
@@ -146,6 +160,7 @@ def summarise(ledger: Ledger) -> Summary:
         heldout=_heldout(done, family_of),
         students_chosen=dict(Counter(job.student for job in jobs).most_common()),
         baselines=baselines,
+        spending=spent,
     )
 
 

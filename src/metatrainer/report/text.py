@@ -90,6 +90,8 @@ def _tables(summary: Summary) -> Iterator[tuple[str, list[str], _Rows]]:
     if summary.students_chosen:
         chosen = [[name, str(n)] for name, n in summary.students_chosen.items()]
         yield "Students chosen", ["student", "jobs"], chosen
+    if summary.spending.total:
+        yield "Cost (US dollars)", ["", "total", "per job", "per step"], _costs(summary)
     if summary.baselines:
         yield "Untrained students (hidden items)", *_baseline_rows(summary)
 
@@ -111,6 +113,22 @@ def _baseline_rows(summary: Summary) -> tuple[list[str], _Rows]:
     scores = {(row.family, row.student): row.mean for row in summary.baselines}
     rows = [[family, *(_number(scores.get((family, s))) for s in students)] for family in families]
     return ["family", *students], rows
+
+
+def _costs(summary: Summary) -> _Rows:
+    spent = summary.spending
+    steps = spent.per_step.values()
+    return [
+        ["jobs", _usd(spent.jobs), _usd(spent.per_job), ""],
+        ["of them lost attempts", _usd(spent.lost), "", ""],
+        ["untrained students", _usd(spent.baselines), "", ""],
+        ["the agent's tokens", _usd(spent.tokens), "", ""],
+        ["all", _usd(spent.total), "", _usd(sum(steps) / len(steps)) if steps else ""],
+    ]
+
+
+def _usd(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}" if value < 1 else f"{value:.2f}"
 
 
 def _number(value: float | None) -> str:

@@ -1,0 +1,143 @@
+"""What a run has cost and what it may cost: prices times what the ledger holds, and hard caps.
+
+A cap is asked before anything is begun: what is under way counts at the most it can cost. Knows
+nothing about who sells slots or tokens. All amounts are US dollars.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from metatrainer.config import MoneySettings, RunSettings
+from metatrainer.errors import BudgetError, ConfigError
+from metatrainer.ledger import Ledger
+from metatrainer.pool.base import longest_seconds, slots_of
+
+_HOUR = 3600.0
+_MILLION = 1e6
+_TOKEN_PRICES = (
+    "usd_per_million_prompt_tokens",
+    "usd_per_million_sampled_tokens",
+    "usd_per_million_trained_tokens",
+)
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What a run has cost so far."""
+
+    jobs: float = 0.0
+    """Slots' time of all attempts at jobs."""
+    lost: float = 0.0
+    """The part of it that went into attempts that were lost."""
+    baselines: float = 0.0
+    """Slots' time for the untrained students."""
+    tokens: float = 0.0
+    """The agent's tokens: prompts, samples and training."""
+    jobs_paid: int = 0
+    """Jobs behind the first number, however many attempts each took."""
+    per_step: dict[int, float] = field(default_factory=dict)
+    """Jobs and tokens of each training step."""
+
+    @property
+    def total(self) -> float:
+        return self.jobs + self.baselines + self.tokens
+
+    @property
+    def per_job(self) -> float | None:
+        """Mean cost of a job, lost attempts included; None before there is one."""
+        return self.jobs / self.jobs_paid if self.jobs_paid else None
+
+
+def slot_usd(money: MoneySettings, seconds: float) -> float:
+    """Price of holding one slot for some seconds."""
+    return money.usd_per_slot_hour * seconds / _HOUR
+
+
+def check(settings: RunSettings) -> None:
+    """See before anything begins that caps can be kept. Raises ConfigError."""
+    money = settings.money
+    rate = slots_of(settings.pool) * money.usd_per_slot_hour
+    if money.max_usd_per_hour is not None and rate > money.max_usd_per_hour:
+        raise ConfigError(
+            f"money.max_usd_per_hour is {money.max_usd_per_hour:g}, and {slots_of(settings.pool)}"
+            f" slots cost {rate:g} an hour; take fewer workers or raise the cap"
+        )
+    unknown = [name for name in _TOKEN_PRICES if getattr(money, name) is None]
+    if money.max_usd is not None and settings.agent.backend == "tinker" and unknown:
+        raise ConfigError(
+            f"money.{unknown[0]} is not set: without the price of the hosted agent's tokens"
+            " money.max_usd cannot be kept; set it, or leave money.max_usd out"
+        )
+
+
+def admit_job(ledger: Ledger, settings: RunSettings) -> None:
+    """Ask whether one more job may start. Raises BudgetError."""
+    _admit(ledger, settings, slot_usd(settings.money, longest_seconds(settings)))
+
+
+def admit_episode(ledger: Ledger, settings: RunSettings) -> None:
+    """Ask whether one more episode may be played. Raises BudgetError."""
+    _admit(ledger, settings, 0.0)
+
+
+def spending(ledger: Ledger, money: MoneySettings) -> Spending:
+    """Add up a run."""
+    with ledger.transaction():
+        jobs = ledger.query(_JOBS)
+        tokens = ledger.query(_TOKENS)
+        (evals,) = ledger.query(_BASELINES)
+    per_step: dict[int, float] = {}
+    total = lost = tokens_usd = 0.0
+    for row in jobs:
+        total, lost = total + row["usd"], lost + row["lost"]
+        if row["phase"] == "train":
+            per_step[row["step"]] = per_step.get(row["step"], 0.0) + row["usd"]
+    for row in tokens:
+        usd = _token_usd(money, row["prompt"], row["sampled"], row["trained"])
+        tokens_usd += usd
+        if row["phase"] == "train":
+            per_step[row["step"]] = per_step.get(row["step"], 0.0) + usd
+    return Spending(
+        jobs=total,
+        lost=lost,
+        baselines=slot_usd(money, evals["seconds"]),
+        tokens=tokens_usd,
+        jobs_paid=sum(row["jobs"] for row in jobs),
+        per_step=dict(sorted(per_step.items())),
+    )
+
+
+def _admit(ledger: Ledger, settings: RunSettings, usd: float) -> None:
+    cap = settings.money.max_usd
+    if cap is None:
+        return
+    spent = spending(ledger, settings.money).total
+    under_way = len(ledger.open_jobs()) * slot_usd(settings.money, longest_seconds(settings))
+    if spent + under_way + usd > cap or spent >= cap:
+        raise BudgetError(
+            f"money.max_usd is {cap:.2f}: {spent:.2f} is spent, jobs under way may cost"
+            f" {under_way:.2f}, the next one {usd:.2f}. Nothing more was begun; raise it in the"
+            " run's config.toml and resume the run"
+        )
+
+
+def _token_usd(money: MoneySettings, prompt: int, sampled: int, trained: int) -> float:
+    prices = [getattr(money, name) or 0.0 for name in _TOKEN_PRICES]
+    return sum(p * n for p, n in zip(prices, (prompt, sampled, trained))) / _MILLION
+
+
+_JOBS = """
+SELECT phase, step, sum(usd) AS usd, sum(CASE WHEN job.outcome = 'lost' THEN usd ELSE 0 END)
+    AS lost, count(DISTINCT job.id) AS jobs
+FROM job JOIN episode ON episode.id = job.episode WHERE job.done GROUP BY phase, step
+"""
+# An episode is trained on as one sequence: its last prompt and what was sampled on it.
+_TOKENS = """
+SELECT phase, step, sum(prompt_tokens) AS prompt, sum(length(tokens) / 4) AS sampled,
+    sum(CASE WHEN phase = 'train' AND turn = (SELECT max(turn) FROM turn t
+        WHERE t.episode = turn.episode) THEN prompt_tokens + length(tokens) / 4 ELSE 0 END)
+    AS trained
+FROM turn JOIN episode ON episode.id = turn.episode GROUP BY phase, step
+"""
+_BASELINES = "SELECT coalesce(sum(seconds), 0.0) AS seconds FROM eval WHERE scope = 'baseline'"
