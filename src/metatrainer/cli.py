@@ -90,21 +90,21 @@ def train(
     """
     from metatrainer import rundir
     from metatrainer.config import check_names, load_config
-    from metatrainer.sandbox import bwrap
+    from metatrainer.sandbox.unwalled import has_walls
 
     if (config is None) == (resume is None):
         raise ConfigError("give a config to begin a run, or --resume RUN to go on with one")
     if config is not None:
         resolved = load_config(config, settings)
         check_names(resolved)
-        bwrap.require()
+        has_walls(resolved.unsafe_without_sandbox)
         run = rundir.create(resolved, run_dir)
     else:
         if settings or run_dir:
             raise ConfigError("--resume takes the run's own settings: leave out --set, --run-dir")
         run = rundir.find(str(resume))
         check_names(run.settings)
-        bwrap.require()
+        has_walls(run.settings.unsafe_without_sandbox)
     _train(run, resume=resume is not None)
 
 
@@ -173,12 +173,12 @@ def episode(
 
     from metatrainer import families
     from metatrainer.config import check_names, load_config
-    from metatrainer.sandbox import bwrap
+    from metatrainer.sandbox.unwalled import has_walls
 
     resolved = load_config(config, settings)
     families.get(family)
     check_names(resolved)
-    bwrap.require()
+    has_walls(resolved.unsafe_without_sandbox)
 
     console = Console()
     with (

@@ -136,6 +136,10 @@ class RunSettings(Settings):
     reward: RewardConfig = RewardConfig()
     pool: PoolSettings = PoolSettings()
     money: MoneySettings = MoneySettings()
+    unsafe_without_sandbox: bool = False
+    """Run agent-written code even where no sandbox can be had. It can then read and change all that
+    this user can: keys, files, hidden items, other jobs, its own score. For a machine that holds
+    nothing else; a warning is printed."""
 
     @model_validator(mode="after")
     def _heldout_is_apart(self) -> RunSettings:

@@ -31,7 +31,10 @@ async def run(settings: RunSettings, run_dir: RunDir, *, resume: bool, progress:
     """Begin a run, or go on with it, and bring it to its end."""
     with Ledger(run_dir.ledger) as ledger:
         hidden_seed = enter(ledger, run_dir.name, settings)
-        pool, validator = LocalPool(settings, hidden_seed), Validator()
+        pool, validator = (
+            LocalPool(settings, hidden_seed),
+            Validator(unsafe=settings.unsafe_without_sandbox),
+        )
         async with running(pool), running(validator):
             make_episode = episode_maker(settings, run_dir.path, ledger, pool, validator)
             await loop.train(

@@ -185,11 +185,11 @@ def _read(
 ) -> tuple[dict[str, str], Trial]:
     """A job's files and what to judge them by, once there is a sandbox to do it in."""
     from metatrainer import by_hand
-    from metatrainer.sandbox import bwrap
+    from metatrainer.sandbox.unwalled import has_walls
 
     trial = by_hand.make_trial(_settings(config, overrides), family)
     files = by_hand.read(folder)
-    bwrap.require()
+    has_walls(trial.settings.unsafe_without_sandbox)
     return files, trial
 
 

@@ -46,7 +46,10 @@ async def play_one(
         hidden_seed = enter(ledger, folder.name, settings)
         task = draw_task(settings, family, seed, hidden_seed)
         policy = make_policy(agent, task, settings.agent, seed)
-        pool, validator = LocalPool(settings, hidden_seed), Validator(1)
+        pool, validator = (
+            LocalPool(settings, hidden_seed),
+            Validator(1, settings.unsafe_without_sandbox),
+        )
         async with running(pool), running(validator):
             id = EpisodeId("play", 0, 0, 0)
             episode = Episode(id, task, settings, ledger, pool, validator, folder)

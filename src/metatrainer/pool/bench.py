@@ -47,7 +47,7 @@ class Bench:
         self._slot = setup.slot
         self._lock = threading.Lock()
         self._packers: dict[str, Packer] = {}
-        self._guests = [Guest(setup.slot)]
+        self._guests = [Guest(setup.slot, setup.settings.unsafe_without_sandbox)]
         self._idle = list(self._guests)
         self._guests[0].start()
 
@@ -137,7 +137,8 @@ class Bench:
         with self._lock:
             if not self._idle:
                 # Slots of one worker's sandboxes lie apart, so that no two have the same user.
-                self._guests.append(Guest(self._slot + _GUEST_STRIDE * len(self._guests)))
+                slot = self._slot + _GUEST_STRIDE * len(self._guests)
+                self._guests.append(Guest(slot, self._settings.unsafe_without_sandbox))
                 self._idle.append(self._guests[-1])
             guest = self._idle.pop()
         try:

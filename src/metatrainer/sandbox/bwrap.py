@@ -113,7 +113,7 @@ def _argv(
     staged = root and not all(_open_to_all(tree.source) for tree in trees)
     shown = [Tree(STAGE + t.target, t.target) for t in trees] if staged else list(trees)
     argv = _drop_root(slot) if root else []
-    argv += _limits()
+    argv += limits()
     argv.append(
         STAGE + _inside(bubblewrap, list(trees)) if _staged(bubblewrap, staged) else bubblewrap
     )
@@ -216,7 +216,7 @@ def _drop_root(slot: int) -> list[str]:
     ]
 
 
-def _limits() -> list[str]:
+def limits() -> list[str]:
     """Limits of a process. The number of processes is set inside: there it counts only ours."""
     return [
         *("prlimit", f"--as={ADDRESS_SPACE}", f"--fsize={FILE_SIZE}"),
@@ -252,7 +252,7 @@ def _own_packages() -> list[str]:
     """An installed copy of this package: it knows what hidden items are made of, so cover it."""
     places = [f"{site}/metatrainer" for site in runtime().sites]
     back = {tree.target: tree.source for tree in runtime().trees}
-    return [p for p in places if os.path.isdir(_outside(p, back))]
+    return [p for p in places if os.path.isdir(outside(p, back))]
 
 
 def _stage(trees: tuple[Tree, ...], argv: list[str]) -> list[str]:
@@ -276,7 +276,7 @@ def _inside(path: str, trees: list[Tree]) -> str:
     return path
 
 
-def _outside(path: str, back: dict[str, str]) -> str:
+def outside(path: str, back: dict[str, str]) -> str:
     for target, source in back.items():
         if _under(path, target):
             return source + path[len(target) :]

@@ -59,8 +59,13 @@ submission: Any
 # ---- process 1 -----------------------------------------------------------------------------
 
 
-def main(sites: list[str]) -> None:
-    """Fork keepers for the host until it closes its end."""
+def main(arguments: list[str]) -> None:
+    """Fork keepers for the host until it closes its end.
+
+    arguments: folders with libraries; before them --unwalled where there is no sandbox around.
+    """
+    walled = arguments[0] != "--unwalled"
+    sites = arguments if walled else arguments[1:]
     control = claim_control()
     set_dumpable(False)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -74,7 +79,7 @@ def main(sites: list[str]) -> None:
     filtered = FILTER.read_bytes()
     gc.collect()
     gc.freeze()
-    apart = can_set_apart()
+    apart = walled and can_set_apart()
     control.send(json.dumps({"ready": True, "apart": apart}).encode())
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 16, 1)
@@ -82,7 +87,7 @@ def main(sites: list[str]) -> None:
             return
         if os.fork() == 0:
             control.close()
-            keep(descriptors[0], filtered, apart)
+            keep(descriptors[0], filtered, apart, walled)
         os.close(descriptors[0])
         reap()
 
@@ -175,12 +180,16 @@ def check(done: int, what: str) -> None:
 # ---- the keeper ----------------------------------------------------------------------------
 
 
-def keep(descriptor: int, filtered: bytes, apart: bool) -> NoReturn:
+def keep(descriptor: int, filtered: bytes, apart: bool, walled: bool) -> NoReturn:
     """Serve one session on a socket of the host, then end with everything in it."""
     try:
         if apart:
             set_apart(wait=False)
-        Keeper(Host(descriptor), filtered).serve()
+        keeper = Keeper(Host(descriptor), filtered, walled)
+        try:
+            keeper.serve()
+        finally:
+            keeper.kill_everything()
     finally:
         os._exit(0)
 
@@ -215,8 +224,10 @@ class Host:
 class Keeper:
     """One session: the process of the submission, the pipes to it and what it printed."""
 
-    def __init__(self, host: Host, filtered: bytes):
+    def __init__(self, host: Host, filtered: bytes, walled: bool):
         self.host = host
+        self.walled = walled
+        self.pid = 0
         self.filtered = filtered
         self.printed = b""
         self.printed_size = 0
@@ -233,7 +244,7 @@ class Keeper:
                 seconds, _, body = rest.partition(b" ")
                 self.call(float(seconds), body)
             elif verb == b"close":
-                kill_everything()
+                self.kill_everything()
                 return self.host.send(b"O", {"printed": self.printed.decode(errors="replace")})
 
     def open(self, spec: dict[str, Any]) -> None:
@@ -253,18 +264,18 @@ class Keeper:
         if self.failed:
             return self._fail("crash", "the session has already ended")
         deadline = time.monotonic() + seconds
-        signal_everything(signal.SIGCONT)
+        self.signal_everything(signal.SIGCONT)
         try:
             answer = self._exchange(memoryview(body + b"\n"), deadline)
         except Ended as end:
             return self._fail(end.kind, end.message)
         # Between calls a session stands still: it takes no time from others.
-        signal_everything(signal.SIGSTOP)
+        self.signal_everything(signal.SIGSTOP)
         self.host.send_raw(b"R", answer)
 
     def _fail(self, kind: str, message: str) -> None:
         self.failed = True
-        kill_everything()
+        self.kill_everything()
         self.host.send(b"E", {"kind": kind, "message": message})
 
     def _exchange(self, request: memoryview, deadline: float) -> bytes:
@@ -278,7 +289,7 @@ class Keeper:
         while True:
             events = dict(poll.poll(TICK * 1000))
             if self.host.descriptor in events:
-                os._exit(0)  # the host speaks only between calls: it has gone
+                sys.exit()  # the host speaks only between calls: it has gone
             if self.requests in events:
                 request = self._push(request)
                 if not request:
@@ -300,7 +311,7 @@ class Keeper:
             now = time.monotonic()
             if now > deadline:
                 raise Ended("timeout", "the time of the call is over")
-            if now > look and resident() > MAX_RESIDENT:
+            if self.walled and now > look and resident() > MAX_RESIDENT:
                 raise Ended("memory", f"more than {MAX_RESIDENT // MIB} MiB of memory used")
             look = now + TICK if now > look else look
 
@@ -321,6 +332,22 @@ class Keeper:
         if self.printed_size > MAX_PRINTED:
             raise Ended("output", f"more than {MAX_PRINTED} bytes printed")
 
+    def signal_everything(self, number: int) -> None:
+        """Signal every other process of the namespace; without one, the session's group."""
+        targets = [-1] if self.walled else [self.pid, -self.pid] if self.pid else []
+        for target in targets:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(target, number)
+
+    def kill_everything(self) -> None:
+        """Kill and reap what the session runs; forks race, so until nothing is left."""
+        while True:
+            self.signal_everything(signal.SIGKILL)
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                return
+
     def _obituary(self) -> str:
         os.kill(self.pid, signal.SIGKILL)  # it may only have closed its pipe
         _, status = os.waitpid(self.pid, 0)
@@ -335,22 +362,6 @@ class Ended(Exception):
         super().__init__(message)
         self.kind = kind
         self.message = message
-
-
-def signal_everything(number: int) -> None:
-    """Signal every other process of the namespace."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(-1, number)
-
-
-def kill_everything() -> None:
-    """Kill and reap every other process of the namespace; forks race, so until none is left."""
-    while True:
-        signal_everything(signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
 
 
 def resident() -> int:

@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import select
+import shutil
 import socket
 import struct
 import subprocess
@@ -25,7 +26,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn, TypeVar
 
 from metatrainer.errors import EnvError, SandboxUnavailable
-from metatrainer.sandbox import bwrap, cgroup, seccomp
+from metatrainer.sandbox import bwrap, cgroup, seccomp, unwalled
+from metatrainer.sandbox.unwalled import has_walls
 from metatrainer.shown import one_line, visible
 
 T = TypeVar("T")
@@ -98,14 +100,18 @@ class Guest:
             sessions = [guest.session(files, "environment", {}, 10) for files in jobs]
     """
 
-    def __init__(self, slot: int = 0):
+    def __init__(self, slot: int = 0, unsafe: bool = False):
+        """unsafe: whether to go on without a sandbox where none can be had."""
         self.slot = slot
+        self.unsafe = unsafe
         self.apart = True
         """Whether sessions have namespaces of their own; known once started."""
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._errors: Any = None
+        self._folder: Path | None = None
+        """Where the guest lies if it has no sandbox around it."""
         self._ready = False
         self._alone: EnvSession | None = None
         """The one session, where sessions cannot be set apart."""
@@ -184,28 +190,37 @@ class Guest:
 
     def _spawn(self) -> None:
         """Start a sandbox in place of the one there is, without waiting for it."""
-        bwrap.require()
+        walled = has_walls(self.unsafe)
         self._kill()
+        self._folder = None if walled else Path(tempfile.mkdtemp(prefix="metatrainer-"))
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (_kill closes it)
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = _STARTER.submit(self._popen, theirs).result()
 
     def _popen(self, control: socket.socket) -> subprocess.Popen[bytes]:
+        files = {path.name: path.read_bytes() for path in GUEST_FILES}
+        files["filter"] = seccomp.program(session=True)
+        if self._folder is not None:
+            return self._run(control, unwalled.command(self._folder, files), ())
         runtime = bwrap.runtime()
         program = [runtime.python, "-s", "-S", "-B", f"{GUEST_AT}/guest.py", *runtime.sites]
-        shown = {f"{GUEST_AT}/{path.name}": path.read_bytes() for path in GUEST_FILES}
-        shown[f"{GUEST_AT}/filter"] = seccomp.program(session=True)
+        shown = {f"{GUEST_AT}/{name}": content for name, content in files.items()}
         with bwrap.command(program, slot=self.slot, data=shown) as (argv, descriptors):
-            return subprocess.Popen(
-                argv,
-                stdin=control.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=self._errors,
-                pass_fds=descriptors,
-                cwd="/",
-                start_new_session=True,  # an interrupt at the terminal is for us alone
-            )
+            return self._run(control, argv, descriptors)
+
+    def _run(
+        self, control: socket.socket, argv: list[str], descriptors: tuple[int, ...]
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            argv,
+            stdin=control.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            pass_fds=descriptors,
+            cwd="/",
+            start_new_session=True,  # an interrupt at the terminal is for us alone
+        )
 
     def _wait_ready(self) -> None:
         control: socket.socket = self._control  # type: ignore[assignment]
@@ -232,6 +247,8 @@ class Guest:
             process.wait()
             self._control.close()  # type: ignore[union-attr]
             self._errors.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class Channel:

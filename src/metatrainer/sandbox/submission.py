@@ -25,7 +25,8 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
-JOB = "/tmp/job"
+JOB = os.environ.get("JOB", "/tmp/job")
+"""The submitted folder; elsewhere only where there is no sandbox."""
 
 MIB = 1 << 20
 ADDRESS_SPACE = 1536 * MIB
