@@ -98,3 +98,11 @@ def test_a_job_that_fails_is_told_harmlessly(tmp_path: Path) -> None:
         )
         result = run_job(Body(), order, 0, threading.Event())  # type: ignore[arg-type]
         check_harmless(result.message)
+
+
+def test_last_words_of_a_worker_are_told_harmlessly() -> None:
+    from metatrainer.pool.process import WorkerProcess
+
+    worker = WorkerProcess("", {})
+    worker._tail += PLANTED[:500].encode()
+    check_harmless(worker._fault("it ended", requests=1).message)
