@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from metatrainer.errors import ConfigError, MetatrainerError, SandboxUnavailable
+from metatrainer.evalcli import evaluate
 from metatrainer.familycli import family
 from metatrainer.jobcli import job
 from metatrainer.options import Config, Set
@@ -52,6 +53,7 @@ app.add_typer(family, name="families")
 app.add_typer(job, name="job")
 app.add_typer(nano, name="nano")
 app.command()(watch)
+app.command("eval")(evaluate)
 
 
 def main() -> None:
@@ -154,7 +156,9 @@ def episode(
     family: Annotated[str, typer.Argument(help="What the agent is to teach.")] = "persona",
     agent: Annotated[
         str,
-        typer.Option(help="Who plays: reference, random or broken (scripts), or model."),
+        typer.Option(
+            help="Who plays: reference, random or broken (scripts), model, or a run: its agent."
+        ),
     ] = "reference",
     config: Config = None,
     seed: Annotated[int, typer.Option(help="Which task, and which choices of the agent.")] = 0,

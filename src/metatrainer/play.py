@@ -1,16 +1,20 @@
-"""One episode on its own, to watch: any family, played by a script or by the settings' model.
+"""Episodes outside of a run: one to watch, or many to compare agents on the same tasks.
 
-Knows how such an episode is set up; knows nothing about how its messages are shown.
+Knows how such episodes are set up and which agents there are: scripts, the settings' model, and the
+trained agents of runs. Knows nothing about how anything is shown.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from metatrainer import rundir
 from metatrainer.agent.policies import SCRIPTS, Message, Policy, Scripted
 from metatrainer.agent.task import Task, draw_task
 from metatrainer.agent.validator import Validator
@@ -21,13 +25,31 @@ from metatrainer.episode import Episode, EpisodeId, play
 from metatrainer.errors import ConfigError
 from metatrainer.experiment import enter, running
 from metatrainer.ledger import Ledger
+from metatrainer.outer.plan import derive
 from metatrainer.pool.local import LocalPool
 from metatrainer.reward import Terms
 from metatrainer.students import catalogue
+from metatrainer.tinker.checkpoints import CheckpointStore
 
 MODEL = "model"
 """The agent that is agent.model of the settings, sampled on the embedded engine."""
 AGENTS = (*SCRIPTS, MODEL)
+
+Agent = Callable[[Task, int], Policy]
+"""Makes a policy for one episode from its task and a seed."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """One episode of one agent; those of the same family and index had the same task."""
+
+    agent: str
+    family: str
+    index: int
+    terms: Terms
+    attempts: int
+    student: str | None
+    """Base model of the job; None without one."""
 
 
 async def play_one(
@@ -45,7 +67,7 @@ async def play_one(
     with Ledger(folder / "ledger.sqlite") as ledger:
         hidden_seed = enter(ledger, folder.name, settings)
         task = draw_task(settings, family, seed, hidden_seed)
-        policy = make_policy(agent, task, settings.agent, seed)
+        policy = find_agent(agent, settings.agent)(task, seed)
         pool, validator = (
             LocalPool(settings, hidden_seed),
             Validator(1, settings.unsafe_without_sandbox),
@@ -60,23 +82,101 @@ async def play_one(
         return terms
 
 
-def make_policy(agent: str, task: Task, settings: AgentSettings, seed: int) -> Policy:
-    """The agent of a name: one of the scripts, or the settings' model. Raises ConfigError."""
-    if agent == MODEL:
-        return Sampled(settings, seed)
-    if agent not in SCRIPTS:
-        raise ConfigError(f"unknown agent {agent!r}; {nearest(agent, list(AGENTS))}")
-    return Scripted(SCRIPTS[agent](task, random.Random(seed)))
+async def play_all(
+    settings: RunSettings,
+    agents: Mapping[str, Agent],
+    names: Sequence[str],
+    n: int,
+    folder: Path,
+    on_played: Callable[[Played], None],
+) -> list[Played]:
+    """Have each agent play the same n tasks of each family, with the same hidden items.
+
+    folder: gets a ledger and the jobs. on_played: told each episode as it ends.
+    """
+    with Ledger(folder / "ledger.sqlite") as ledger:
+        hidden_seed = enter(ledger, folder.name, settings)
+        pool, validator = (
+            LocalPool(settings, hidden_seed),
+            Validator(unsafe=settings.unsafe_without_sandbox),
+        )
+        async with running(pool), running(validator):
+            # A few more than the pool has lanes, so that agents write while students train.
+            seats = asyncio.Semaphore(2 * pool.slots)
+
+            async def one(agent: str, id: EpisodeId, family: str) -> Played:
+                async with seats:
+                    seed = derive(settings.seed, "eval", family, id.index)
+                    task = draw_task(settings, family, seed, hidden_seed)
+                    episode = Episode(id, task, settings, ledger, pool, validator, folder)
+                    terms = await play(episode, agents[agent](task, seed))
+                row = ledger.finished_episode(str(id))
+                student = row.student if row else None
+                attempts = len(ledger.attempts(str(id)))
+                played = Played(agent, family, id.index, terms, attempts, student)
+                on_played(played)
+                return played
+
+            return await asyncio.gather(
+                *(
+                    one(agent, EpisodeId("play", number, group, index), family)
+                    for index in range(n)
+                    for group, family in enumerate(names)
+                    for number, agent in enumerate(agents)
+                )
+            )
+
+
+def find_agent(name: str, settings: AgentSettings) -> Agent:
+    """The agent of a name: a script, the settings' model, or a run, which is its trained agent.
+
+    Raises ConfigError for another name, and for a run that has trained none.
+    """
+    if name == MODEL:
+        return _sampled(settings, None)
+    if name in SCRIPTS:
+        return lambda task, seed: Scripted(SCRIPTS[name](task, random.Random(seed)))
+    try:
+        run = rundir.find(name)
+    except ConfigError as error:
+        hint = nearest(name, list(AGENTS))
+        raise ConfigError(f"unknown agent {name!r}; {hint} Or a run: {error}") from None
+    store = CheckpointStore(run.path / "checkpoints")
+    saved = [path for path in store.paths() if "/sampler_weights/" in path]
+    if not saved:
+        raise ConfigError(
+            f"run {name} has no trained agent yet; go on with it: "
+            f"metatrainer train --resume {run.path}"
+        )
+    return _sampled(run.settings.agent, store.find(saved[-1])[0] / "adapter")
+
+
+def _sampled(settings: AgentSettings, adapter: Path | None) -> Agent:
+    """An agent that samples a model of this machine, untrained or with an adapter."""
+    if settings.backend != "embedded":
+        raise ConfigError(f"{settings.model} is sampled by a hosted service, not on this machine")
+    engine = Engine(catalogue.agent_folder(settings.model))
+    loaded = engine.load_adapter(adapter) if adapter else None
+    lock = threading.Lock()
+    return lambda task, seed: Sampled(settings, engine, loaded, lock, seed)
 
 
 class Sampled:
-    """A policy that samples a model of this machine, untrained."""
+    """A policy that samples a model of this machine; several share its engine."""
 
-    def __init__(self, settings: AgentSettings, seed: int):
+    def __init__(
+        self,
+        settings: AgentSettings,
+        engine: Engine,
+        adapter: int | None,
+        lock: threading.Lock,
+        seed: int,
+    ):
+        """lock: of the engine, which serves one thread at a time."""
         self._settings = settings
         self._seed = seed
-        self._engine = Engine(catalogue.agent_folder(settings.model))
-        self._chat = ChatFormat(self._engine.tokenizer)
+        self._engine, self._adapter, self._lock = engine, adapter, lock
+        self._chat = ChatFormat(engine.tokenizer)
 
     async def act(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
         """Sample the next message."""
@@ -87,8 +187,12 @@ class Sampled:
             self._settings.max_tokens, self._settings.temperature, stop=self._chat.stop
         )
         prompt = self._chat.prompt(messages, tools)
-        request = SampleRequest(prompt, params, seed=self._seed + len(messages))
-        turn = self._chat.parse(self._engine.sample([request])[0].tokens)
+        request = SampleRequest(
+            prompt, params, adapter=self._adapter, seed=self._seed + len(messages)
+        )
+        with self._lock:
+            (sample,) = self._engine.sample([request])
+        turn = self._chat.parse(sample.tokens)
         return {
             "role": "assistant",
             "content": turn.text,
