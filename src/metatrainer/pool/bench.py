@@ -128,7 +128,10 @@ class Bench:
         """The engine of a student as one job sees it; opened for the first job that wants it."""
         with self._lock:
             if student not in self._packers:
-                self._packers[student] = Packer(Engine(catalogue.verified_folder(student)))
+                engine = Engine(catalogue.verified_folder(student))
+                # Here, in one thread at a time: transformers cannot be imported in two at once.
+                _ = engine.tokenizer
+                self._packers[student] = Packer(engine)
             return self._packers[student].lane()
 
     @contextmanager
