@@ -20,7 +20,7 @@ from torch import Tensor
 
 from metatrainer.engine.batching import common_prefix, families_of, micro_batches
 from metatrainer.engine.decode import Decoder, Feed, Sample, SamplingParams, Turn, Work, draw
-from metatrainer.engine.files import load_model
+from metatrainer.engine.files import load_model, load_tokenizer
 from metatrainer.engine.lora import AdamParams, Adapter
 from metatrainer.engine.losses import INPUTS, LOSSES
 from metatrainer.engine.model import (
@@ -111,16 +111,14 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """The base model's name: that of its folder."""
-        return self.folder.name
+        """The base model's name: that of its folder or file."""
+        return self.folder.name.removesuffix(".gguf")
 
     @property
     def tokenizer(self) -> Any:
-        """The folder's tokenizer, as transformers loads it."""
+        """The model's tokenizer, as transformers has it."""
         if self._tokenizer is None:
-            from transformers import AutoTokenizer
-
-            self._tokenizer = AutoTokenizer.from_pretrained(self.folder)
+            self._tokenizer = load_tokenizer(self.folder)
         return self._tokenizer
 
     def clock(self) -> float:

@@ -1,4 +1,4 @@
-"""Models on disk: Hugging Face folders, whole or in shards, read and written.
+"""Models on disk: Hugging Face folders, whole or in shards, and GGUF files.
 
 Knows files and memory; which names mean what is engine.layouts', the computation engine.model's.
 """
@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from metatrainer.engine.gguf_file import read_gguf
 from metatrainer.engine.layouts import (
     config_from_hf,
     hf_from_config,
@@ -33,18 +34,34 @@ _EMBED, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_hea
 def load_model(
     path: Path, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> tuple[ModelConfig, Weights]:
-    """Read a model's folder.
+    """Read a model's folder or GGUF file.
 
     Raises ConfigError if it is not a model, of an unknown architecture, incomplete, or larger than
     the memory that is free.
     """
-    raw, tensors = _read_folder(path)
+    raw, tensors = read_gguf(path) if is_gguf(path) else _read_folder(path)
     config = config_from_hf(raw, str(path))
     _check_memory(path, config, device, dtype)
     try:
         return config, _stack(path, config, tensors, device, dtype)
     except (torch.OutOfMemoryError, MemoryError):
         raise ConfigError(f"{path} does not fit into the memory of {device}") from None
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The tokenizer of a model's folder or GGUF file, as transformers has it."""
+    if is_gguf(path):
+        from metatrainer.engine.gguf_tokenizer import load_gguf_tokenizer
+
+        return load_gguf_tokenizer(path)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path)
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a model is one GGUF file rather than a folder."""
+    return path.suffix == ".gguf" and path.is_file()
 
 
 def _read_folder(folder: Path) -> tuple[dict[str, Any], Tensors]:
