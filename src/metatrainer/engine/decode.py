@@ -50,6 +50,42 @@ class Sample:
     stop_reason: Literal["stop", "length"] = "length"
 
 
+class Streams:
+    """A stream of uniform numbers for each row, by hashing its seed and a counter.
+
+    Any number of any row can be had at once and depends on nothing but the row's seed. The hash is
+    the finalizer of SplitMix64 (Steele, Lea, Flood 2014), taken twice.
+    """
+
+    def __init__(self, seeds: Sequence[int]):
+        self._seeds = _mix(np.array([seed & _MASK for seed in seeds], dtype=np.uint64))
+        self._drawn = 0
+
+    def __len__(self) -> int:
+        return len(self._seeds)
+
+    def draw(self, n: int) -> np.ndarray:
+        """The next n numbers in [0, 1) of every row, [rows, n]."""
+        counter = np.arange(self._drawn + 1, self._drawn + 1 + n, dtype=np.uint64)
+        self._drawn += n
+        bits = _mix(self._seeds[:, None] + counter * _GOLDEN)
+        return (bits >> np.uint64(11)) * 2.0**-53
+
+    def keep(self, rows: list[int]) -> None:
+        """Drop all other rows."""
+        self._seeds = self._seeds[rows]
+
+
+_MASK = (1 << 64) - 1
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
 class Decoder:
     """A batch of growing rows of one adapter."""
 
@@ -65,12 +101,12 @@ class Decoder:
         self.config, self.adapter = config, adapter
         self.cache = KVCache(config, len(seeds), capacity, device, dtype)
         self.hidden = torch.zeros(len(seeds), config.hidden_size, device=device, dtype=dtype)
-        self.random = [np.random.Generator(np.random.Philox(key=seed)) for seed in seeds]
+        self.streams = Streams(seeds)
 
     @property
     def rows(self) -> int:
         """Rows in the batch."""
-        return len(self.random)
+        return len(self.streams)
 
     def room(self) -> int:
         """Tokens that the longest row can still take before the model's last position."""
@@ -82,7 +118,7 @@ class Decoder:
         if rows == list(range(self.rows)):
             return
         self.select(torch.tensor(rows, dtype=torch.long, device=self.hidden.device))
-        self.random = [self.random[i] for i in rows]
+        self.streams.keep(rows)
 
     @torch.inference_mode()
     def select(self, index: Tensor) -> None:
@@ -138,7 +174,7 @@ class Turn:
         self.decoder, self.params = decoder, params
         self.samples = [Sample() for _ in range(decoder.rows)]
         self.budget = min(params.max_tokens, decoder.room())
-        self._draws = np.stack([r.random(params.max_tokens) for r in decoder.random])
+        self._draws = decoder.streams.draw(params.max_tokens)
         self._seats = list(range(decoder.rows))  # which row sits where in the working batch
         self._live = set(self._seats) if self.budget > 0 else set()
         self._narrowed: list[tuple[KVCache, Tensor, list[int]]] = []

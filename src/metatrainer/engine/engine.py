@@ -12,14 +12,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from metatrainer.engine.batching import common_prefix, families_of, micro_batches
-from metatrainer.engine.decode import Decoder, Feed, Sample, SamplingParams, Turn, Work, draw
+from metatrainer.engine.decode import Decoder, Feed, Sample, SamplingParams, Turn, draw
 from metatrainer.engine.files import load_model, load_tokenizer
 from metatrainer.engine.lora import AdamParams, Adapter
 from metatrainer.engine.losses import INPUTS, LOSSES
@@ -36,7 +37,10 @@ from metatrainer.engine.prefix import PrefixStore
 from metatrainer.engine.project import LowRank, Merged, Part, merges, projector
 from metatrainer.errors import ConfigError
 
-_CPU_TOKENS, _GPU_TOKENS = 2048, 65536
+if TYPE_CHECKING:
+    from metatrainer.engine.slots import SlotEngine
+
+_CPU_TOKENS, _GPU_TOKENS = 2048, 32768
 """Padded tokens of a micro-batch: on a CPU as many as its cache holds the activations of (of 512 to
 16384, 2048 was fastest for the nano students), on a GPU as many as keep it busy."""
 _CPU_ROWS, _GPU_ROWS = 128, 4096
@@ -106,6 +110,7 @@ class Engine:
         self._low_rank: tuple[Any, LowRank] | None = None
         self._budget = _CPU_TOKENS if device == "cpu" else _GPU_TOKENS
         self.rows = _CPU_ROWS if device == "cpu" else _GPU_ROWS
+        self._slots = self._open_slots() if device.startswith("cuda") else None
         self._prefixes = PrefixStore(_PREFIX_BYTES)
         self._tokenizer: Any = None
 
@@ -120,6 +125,11 @@ class Engine:
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(self.folder)
         return self._tokenizer
+
+    def _open_slots(self) -> SlotEngine:
+        from metatrainer.engine.slots import SlotEngine  # needs Triton
+
+        return SlotEngine(self.config, self.base, self.rope, self._project, self._get)
 
     def clock(self) -> float:
         """Seconds from some moment on, to measure a job's time by."""
@@ -140,6 +150,10 @@ class Engine:
         self._adapters.pop(adapter, None)
         self._merged.pop(adapter, None)
         self._prefixes.forget(adapter)
+
+    def _parameters(self, rank: int) -> int:
+        """Parameters of an adapter of a rank."""
+        return Adapter(self.config, rank, 1.0).flat.numel()
 
     def snapshot(self, adapter: int) -> int:
         """A frozen copy of an adapter, to sample from while the original trains on."""
@@ -190,7 +204,8 @@ class Engine:
 
     def _project(self, parts: list[tuple[int | None, int]]) -> Project:
         """What multiplies tokens of these adapters (adapter, tokens), in order; no gradients."""
-        if self._merges or len({adapter for adapter, _ in parts}) == 1:
+        alone = len({adapter for adapter, _ in parts}) == 1
+        if self._merges or (alone and self._slots is None):
             return Merged([(self.weights(adapter), tokens) for adapter, tokens in parts])
         found = [(a, None if a is None else self._get(a)) for a, _ in parts]
         key = [(a, adapter and adapter.version) for a, adapter in found], [n for _, n in parts]
@@ -201,24 +216,36 @@ class Engine:
 
     # Sampling
 
-    def decoder(self, adapter: int | None, seeds: list[int]) -> Decoder:
+    def decoder(self, adapter: int | None, seeds: list[int]) -> Any:
         """A batch of rows to feed and to sample over several turns."""
+        if self._slots:
+            return self._slots.decoder(adapter, seeds)
         return Decoder(self.config, adapter, seeds, self.device, self.dtype)
 
-    def feed(self, decoder: Decoder, tokens: list[list[int]]) -> None:
-        """Append tokens to each row of a decoder (an empty list leaves a row as it is)."""
-        self.advance([Feed(decoder, tokens)])
+    def feeding(self, decoder: Any, tokens: list[list[int]]) -> Any:
+        """The work of appending tokens to each row (an empty list leaves a row as it is)."""
+        return self._slots.feed(decoder, tokens) if self._slots else Feed(decoder, tokens)
 
-    def sample_turn(self, decoder: Decoder, params: SamplingParams) -> list[Sample]:
+    def turn(self, decoder: Any, params: SamplingParams) -> Any:
+        """The work of sampling each row until it stops."""
+        return self._slots.turn(decoder, params) if self._slots else Turn(decoder, params)
+
+    def feed(self, decoder: Any, tokens: list[list[int]]) -> None:
+        """Append tokens to each row of a decoder."""
+        self.advance([self.feeding(decoder, tokens)])
+
+    def sample_turn(self, decoder: Any, params: SamplingParams) -> list[Sample]:
         """Sample each row of a decoder until it stops."""
-        turn = Turn(decoder, params)
+        turn = self.turn(decoder, params)
         while not turn.done:
             self.advance([turn])
         return turn.samples
 
     @torch.inference_mode()
-    def advance(self, works: Sequence[Work]) -> None:
-        """Move feeds and turns, each of another decoder, by one step in one pass."""
+    def advance(self, works: Sequence[Any]) -> None:
+        """Move feeds and turns, each of another decoder, by a step in one pass."""
+        if self._slots:
+            return self._slots.advance(works)
         waiting = [work for work in works if isinstance(work, Turn) and not work.drawn]
         if waiting:
             draw(waiting, self.base.head)
@@ -243,7 +270,7 @@ class Engine:
                 )
             batches.setdefault((request.adapter, request.params), []).append(i)
         turns = [
-            (members, Turn(self._prefilled(adapter, [requests[i] for i in members]), params))
+            (members, self.turn(self._prefilled(adapter, [requests[i] for i in members]), params))
             for (adapter, params), members in batches.items()
         ]
         while going := [turn for _, turn in turns if not turn.done]:
@@ -251,8 +278,9 @@ class Engine:
         for members, turn in turns:
             for row, (i, sample) in enumerate(zip(members, turn.samples)):
                 samples[i] = sample
-                known = requests[i].prompt + sample.tokens
-                self._prefixes.add(requests[i].adapter, known, turn.decoder.cache, row)
+                if self._slots is None:
+                    known = requests[i].prompt + sample.tokens
+                    self._prefixes.add(requests[i].adapter, known, turn.decoder.cache, row)
         return [samples[i] for i in range(len(requests))]
 
     def _prefilled(self, adapter: int | None, requests: list[SampleRequest]) -> Decoder:
@@ -260,8 +288,12 @@ class Engine:
         if adapter is not None and self._is_stale(adapter):
             self._prefixes.forget(adapter)
         prompts = [request.prompt for request in requests]
+        seeds = [self._seed(request.seed) for request in requests]
+        decoder = self.decoder(adapter, seeds)
+        if self._slots:
+            self.feed(decoder, prompts)
+            return decoder
         self._learn_shared(adapter, prompts)
-        decoder = self.decoder(adapter, [self._seed(request.seed) for request in requests])
         known = [self._prefixes.longest(adapter, prompt) for prompt in prompts]
         for row, entry in enumerate(known):
             if entry is not None:
@@ -368,37 +400,45 @@ class Engine:
                 total = torch.stack(list(losses.values())).sum()
                 for leaf, gradient in zip(leaves, torch.autograd.grad(total, leaves)):
                     leaf.grad.add_(gradient)
-        batch.put(members, {u: float(loss.detach()) for u, loss in losses.items()}, picked.tolist())
+        found = torch.stack([loss.detach() for loss in losses.values()]).tolist()
+        batch.put(members, dict(zip(losses, found)), picked.cpu().double().numpy())
 
     def _losses(self, batch: _Batch, members: list[int]) -> tuple[dict[int, Tensor], Tensor]:
         """The summed loss of each update, and the log-probability of every target, row by row."""
         rows = [batch.row(m) for m in members]
-        firsts = [batch.places[m][0] for m in members]
+        firsts = [int(batch.places[m][0]) for m in members]
         owners = [batch.update_of[m] for m in members]
         prefix = self._shared_beginnings(batch, rows, firsts, owners)
         starts = firsts if prefix else [0] * len(rows)
         ids = _padded([row.tokens[start:] for row, start in zip(rows, starts)], self.device)
         project = self._trained(batch, owners, ids.shape[1])
         hidden, _, _ = forward(self.config, self.base, project, self.rope, ids, prefix)
-        flat = [(i, t) for i, m in enumerate(members) for t in batch.places[m]]
-        at = torch.tensor([i * ids.shape[1] + t - starts[i] for i, t in flat], device=self.device)
-        states = hidden.flatten(0, 1).index_select(0, at)
+        places = [batch.places[m] for m in members]
+        width = ids.shape[1]
+        at = np.concatenate([i * width + p - starts[i] for i, p in enumerate(places)])
+        states = hidden.flatten(0, 1).index_select(0, self._tensor(at))
         logits = F.linear(states, self.base.head).float()
-        targets = torch.tensor([rows[i].targets[t] for i, t in flat], device=self.device)
-        picked = -F.cross_entropy(logits, targets, reduction="none")
+        targets = np.concatenate([np.asarray(r.targets)[p] for r, p in zip(rows, places)])
+        picked = -F.cross_entropy(logits, self._tensor(targets), reduction="none")
         losses, begin = {}, 0
         for u in dict.fromkeys(owners):
-            end = begin + sum(owners[i] == u for i, _ in flat)
+            mine = [i for i, owner in enumerate(owners) if owner == u]
             loss_fn = batch.updates[u].loss_fn
             inputs = {
-                name: torch.tensor(
-                    [getattr(rows[i], name)[t] for i, t in flat[begin:end]], device=self.device
+                name: self._tensor(
+                    np.concatenate([np.asarray(getattr(rows[i], name))[places[i]] for i in mine])
                 )
                 for name in INPUTS[loss_fn]
             }
+            end = begin + sum(len(places[i]) for i in mine)
             losses[u] = LOSSES[loss_fn](picked[begin:end], inputs)
             begin = end
         return losses, picked.detach()
+
+    def _tensor(self, values: np.ndarray) -> Tensor:
+        """An array as a tensor of the device, floats in single precision."""
+        kind = torch.float32 if values.dtype.kind == "f" else torch.long
+        return torch.from_numpy(values).to(self.device, kind)
 
     def _trained(self, batch: _Batch, owners: list[int], tokens: int) -> Project:
         """What multiplies rows of `tokens` tokens each, differentiable in their adapters."""
@@ -440,39 +480,44 @@ class _Batch:
     def __init__(self, updates: Sequence[Update]):
         self.updates = updates
         self.update_of: list[int] = []
-        self.places: list[list[int]] = []
+        self.places: list[np.ndarray] = []
         self.lengths: list[int] = []
         self._row_of: list[int] = []
         self._loss = [0.0] * len(updates)
-        self._logprobs = [[[0.0] * len(row.tokens) for row in u.rows] for u in updates]
+        self._logprobs = [[np.zeros(len(row.tokens)) for row in u.rows] for u in updates]
         for u, update in enumerate(updates):
             for r, row in enumerate(update.rows):
-                if places := _places(row, INPUTS[update.loss_fn]):
+                places = _places(row, INPUTS[update.loss_fn])
+                if len(places):
                     self.update_of.append(u)
                     self._row_of.append(r)
                     self.places.append(places)
-                    self.lengths.append(len(row.tokens) - places[0])
+                    self.lengths.append(len(row.tokens) - int(places[0]))
 
     def row(self, member: int) -> TrainRow:
         return self.updates[self.update_of[member]].rows[self._row_of[member]]
 
-    def put(self, members: list[int], losses: dict[int, float], picked: list[float]) -> None:
+    def put(self, members: list[int], losses: dict[int, float], picked: np.ndarray) -> None:
         """Note what a pass over some rows gave: losses by update, log-probabilities in order."""
         for u, loss in losses.items():
             self._loss[u] += loss
-        values = iter(picked)
+        begin = 0
         for member in members:
+            places = self.places[member]
             row = self._logprobs[self.update_of[member]][self._row_of[member]]
-            for t in self.places[member]:
-                row[t] = next(values)
+            row[places] = picked[begin : begin + len(places)]
+            begin += len(places)
 
     def outputs(self) -> list[TrainOutput]:
-        return [TrainOutput(*each) for each in zip(self._loss, self._logprobs)]
+        return [
+            TrainOutput(loss, [row.tolist() for row in rows])
+            for loss, rows in zip(self._loss, self._logprobs)
+        ]
 
 
-def _places(row: TrainRow, names: tuple[str, ...]) -> list[int]:
+def _places(row: TrainRow, names: tuple[str, ...]) -> np.ndarray:
     """Positions of a row that take part in a loss with these inputs."""
-    return [t for t, values in enumerate(zip(*(getattr(row, n) for n in names))) if any(values)]
+    return np.flatnonzero(np.any([getattr(row, name) for name in names], axis=0))
 
 
 def _padded(rows: list[list[int]], device: str) -> Tensor:

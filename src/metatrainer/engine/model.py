@@ -166,10 +166,13 @@ class Rope:
             cos, sin = _rotations(config, config.local_rope_theta, None, device)
             self.local = cos.to(dtype), sin.to(dtype)
 
+    def tables(self, local: bool) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines [T, D] of a local layer, or of any other."""
+        return self.local if local else (self.cos, self.sin)
+
     def __call__(self, x: Tensor, position: Tensor, local: bool = False) -> Tensor:
         """Rotate x [B, heads, N, D] by positions [N] or [B, N]."""
-        cos, sin = self.local if local else (self.cos, self.sin)
-        cos, sin = cos[position], sin[position]
+        cos, sin = (table[position] for table in self.tables(local))
         if position.dim() == 2:
             cos, sin = cos[:, None], sin[:, None]
         return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
@@ -297,7 +300,8 @@ def _band(n: int, window: int | None, device: torch.device) -> Tensor:
     return own if window is None else own.triu(1 - window)
 
 
-def _embed(config: ModelConfig, weights: Weights, ids: Tensor) -> Tensor:
+def embed(config: ModelConfig, weights: Weights, ids: Tensor) -> Tensor:
+    """The embeddings of ids, any shape."""
     x = F.embedding(ids, weights.embed)
     if config.embed_scale == 1.0:
         return x
@@ -313,17 +317,31 @@ def _heads(
     """
     b, n, _ = qkv.shape
     h, g, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    qkv = before_rotation(config, weights, layer, qkv.flatten(0, 1))
+    local = config.is_local(layer)
+    if qkv.is_cuda:
+        from metatrainer.engine import kernels  # needs Triton
+
+        places = position.expand(b, n).reshape(-1)
+        return kernels.split_heads(qkv, *rope.tables(local), places, (b, n, h, g, dim))
+    heads = qkv.view(b, n, h + 2 * g, dim).transpose(1, 2)
+    turned = rope(heads[:, : h + g], position, local)
+    return turned[:, :h], turned[:, h:], heads[:, h + g :]
+
+
+def before_rotation(config: ModelConfig, weights: Weights, layer: int, qkv: Tensor) -> Tensor:
+    """qkv [M, (H + 2G) D] with its bias, queries and keys normed, where the model has such."""
     if weights.qkv_bias is not None:
         qkv = qkv + weights.qkv_bias[layer]
-    heads = qkv.view(b, n, h + 2 * g, dim).transpose(1, 2)
-    turning = heads[:, : h + g]
-    if weights.q_norm is not None and weights.k_norm is not None:
-        by_head = torch.cat(
-            (weights.q_norm[layer].expand(h, 1, dim), weights.k_norm[layer].expand(g, 1, dim))
-        )
-        turning = F.rms_norm(turning, (dim,), None, config.rms_norm_eps) * by_head
-    turned = rope(turning, position, config.is_local(layer))
-    return turned[:, :h], turned[:, h:], heads[:, h + g :]
+    if weights.q_norm is None or weights.k_norm is None:
+        return qkv
+    h, g, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    heads = qkv.view(-1, h + 2 * g, dim)
+    by_head = torch.cat(
+        (weights.q_norm[layer].expand(h, dim), weights.k_norm[layer].expand(g, dim))
+    )
+    normed = F.rms_norm(heads[:, : h + g], (dim,), None, config.rms_norm_eps) * by_head
+    return torch.cat((normed, heads[:, h + g :]), dim=1).flatten(1)
 
 
 def _attend(config: ModelConfig, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -339,23 +357,34 @@ def _attend(config: ModelConfig, q: Tensor, k: Tensor, v: Tensor, mask: Tensor |
     )
 
 
-def _norm(config: ModelConfig, x: Tensor, weight: Tensor) -> Tensor:
+def norm(config: ModelConfig, x: Tensor, weight: Tensor) -> Tensor:
+    """Root-mean-square norm over the hidden size."""
     return F.rms_norm(x, (config.hidden_size,), weight, config.rms_norm_eps)
 
 
-def _add(config: ModelConfig, x: Tensor, more: Tensor, post: Tensor | None, layer: int) -> Tensor:
+def add(config: ModelConfig, x: Tensor, more: Tensor, post: Tensor | None, layer: int) -> Tensor:
     """What attention or feed-forward gives, added to x."""
-    return x + (more if post is None else _norm(config, more, post[layer]))
+    return x + (more if post is None else norm(config, more, post[layer]))
 
 
-def _feed_forward(
+def feed_forward(
     config: ModelConfig, weights: Weights, project: Project, layer: int, x: Tensor
 ) -> Tensor:
-    normed = _norm(config, x, weights.mlp_norm[layer])
-    gate, up = project("gate_up", layer, normed).chunk(2, dim=-1)
+    """x [M, d] after the layer's second half."""
+    normed = norm(config, x, weights.mlp_norm[layer])
+    out = project("down", layer, _gated(config, project("gate_up", layer, normed)))
+    return add(config, x, out, weights.mlp_post, layer)
+
+
+def _gated(config: ModelConfig, gate_up: Tensor) -> Tensor:
+    """activation(gate) * up of [M, 2f] -> [M, f]."""
+    if gate_up.is_cuda and config.activation == "silu":
+        from metatrainer.engine import kernels  # needs Triton
+
+        return kernels.gated(gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
     gate = F.silu(gate) if config.activation == "silu" else F.gelu(gate, approximate="tanh")
-    out = project("down", layer, gate * up)
-    return _add(config, x, out, weights.mlp_post, layer)
+    return gate * up
 
 
 def forward(
@@ -381,10 +410,10 @@ def forward(
     if config.window is not None and n + (prefix.keys[0].shape[2] if prefix else 0) > config.window:
         window = config.window
         near = prefix.mask(n, window) if prefix else _band(n, window, ids.device)
-    x = _embed(config, weights, ids.flatten())
+    x = embed(config, weights, ids.flatten())
     keys, values = [], []
     for i in range(config.num_hidden_layers):
-        normed = _norm(config, x, weights.attn_norm[i])
+        normed = norm(config, x, weights.attn_norm[i])
         qkv = project("qkv", i, normed).view(b, n, -1)
         q, k, v = _heads(config, weights, rope, i, qkv, position)
         keys.append(k)
@@ -393,9 +422,9 @@ def forward(
             k, v = prefix.extend(i, k, v)
         out = _attend(config, q, k, v, near if config.is_local(i) else full)
         out = project("o", i, out.transpose(1, 2).reshape(b * n, -1))
-        x = _add(config, x, out, weights.attn_post, i)
-        x = _feed_forward(config, weights, project, i, x)
-    return _norm(config, x, weights.norm).view(b, n, -1), keys, values
+        x = add(config, x, out, weights.attn_post, i)
+        x = feed_forward(config, weights, project, i, x)
+    return norm(config, x, weights.norm).view(b, n, -1), keys, values
 
 
 @torch.no_grad()
@@ -409,9 +438,9 @@ def extend(
     """
     places = [_Place(config, chunk) for chunk in chunks]
     sizes = [chunk.ids.numel() for chunk in chunks]
-    x = _embed(config, weights, torch.cat([chunk.ids.flatten() for chunk in chunks]))
+    x = embed(config, weights, torch.cat([chunk.ids.flatten() for chunk in chunks]))
     for i in range(config.num_hidden_layers):
-        fused = project("qkv", i, _norm(config, x, weights.attn_norm[i]))
+        fused = project("qkv", i, norm(config, x, weights.attn_norm[i]))
         outs = []
         for place, part in zip(places, fused.split(sizes)):
             qkv = part.view(*place.shape, -1)
@@ -421,10 +450,10 @@ def extend(
             out = _attend(config, q, keys, values, mask)
             outs.append(out.transpose(1, 2).reshape(part.shape[0], -1))
         more = project("o", i, outs[0] if len(outs) == 1 else torch.cat(outs))
-        x = _add(config, x, more, weights.attn_post, i)
-        x = _feed_forward(config, weights, project, i, x)
+        x = add(config, x, more, weights.attn_post, i)
+        x = feed_forward(config, weights, project, i, x)
     lasts = [place.finish(part) for place, part in zip(places, x.split(sizes))]
-    return list(_norm(config, torch.cat(lasts), weights.norm).split([len(p) for p in lasts]))
+    return list(norm(config, torch.cat(lasts), weights.norm).split([len(p) for p in lasts]))
 
 
 class _Place:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from metatrainer.engine.decode import Decoder, Feed, Sample, SamplingParams, Turn, Work
+from metatrainer.engine.decode import Sample, SamplingParams
 from metatrainer.engine.engine import Engine, TrainOutput, TrainRow, Update
 from metatrainer.engine.lora import AdamParams
 from metatrainer.engine.model import ModelConfig
@@ -31,7 +31,8 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class _Advance:
     lane: Lane
-    work: Work
+    work: Any
+    """A feed or a turn."""
     future: Future[None]
 
 
@@ -188,17 +189,17 @@ class Lane:
         """Seconds that go on only for this job's own work, not while it waits for others'."""
         return time.monotonic() - self._waited + self.charged
 
-    def decoder(self, adapter: int | None, seeds: list[int]) -> Decoder:
+    def decoder(self, adapter: int | None, seeds: list[int]) -> Any:
         """See Engine.decoder."""
         return self._packer.engine.decoder(adapter, seeds)
 
-    def feed(self, decoder: Decoder, tokens: list[list[int]]) -> None:
+    def feed(self, decoder: Any, tokens: list[list[int]]) -> None:
         """See Engine.feed."""
-        self._wait(_Advance(self, Feed(decoder, tokens), Future()))
+        self._wait(_Advance(self, self._packer.engine.feeding(decoder, tokens), Future()))
 
-    def sample_turn(self, decoder: Decoder, params: SamplingParams) -> list[Sample]:
+    def sample_turn(self, decoder: Any, params: SamplingParams) -> list[Sample]:
         """See Engine.sample_turn."""
-        turn = Turn(decoder, params)
+        turn = self._packer.engine.turn(decoder, params)
         if not turn.done:
             self._wait(_Advance(self, turn, Future()))
         return turn.samples

@@ -94,12 +94,11 @@ class LowRank:
 
     def __call__(self, name: str, layer: int, x: Tensor) -> Tensor:
         whole = F.linear(x, self._tables[name][layer])
-        seated = self._seat(x)
-        pieces = []
-        for module in FUSED[name]:
-            a, b = self._pair(module, x.dtype)
-            pieces.append(torch.bmm(torch.bmm(seated, a[layer]), b[layer]))
-        return whole + self._unseat(torch.cat(pieces, dim=-1) if len(pieces) > 1 else pieces[0])
+        a, b = self._pair(name, x.dtype)
+        low = torch.bmm(self._seat(x), a[layer])
+        if self._seats is None:
+            return torch.baddbmm(whole.view(*self._shape, -1), low, b[layer]).flatten(0, 1)
+        return whole + torch.bmm(low, b[layer]).flatten(0, 1).index_select(0, self._seats)
 
     def _seat(self, x: Tensor) -> Tensor:
         """[M, in] -> [J, T, in]."""
@@ -108,28 +107,33 @@ class LowRank:
         room = x.new_zeros(self._shape[0] * self._shape[1], x.shape[1])
         return room.index_copy(0, self._seats, x).view(*self._shape, -1)
 
-    def _unseat(self, y: Tensor) -> Tensor:
-        flat = y.reshape(-1, y.shape[-1])
-        return flat if self._seats is None else flat.index_select(0, self._seats)
+    def _pair(self, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Of the n modules side by side in a projection: A [L, J, in, n r], B [L, J, n r, out].
 
-    def _pair(self, module: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """A [L, J, in, r] and scaled B [L, J, r, out] of all parts."""
-        if module not in self._pairs:
-            lows, highs = zip(*(self._padded(part.adapter, module) for part in self._parts))
-            self._pairs[module] = (
-                torch.stack(lows, dim=1).transpose(2, 3).to(dtype),
-                torch.stack(highs, dim=1).transpose(2, 3).to(dtype),
+        B is block-diagonal and scaled: one product each, whatever n is.
+        """
+        if name not in self._pairs:
+            lows, highs = zip(*(self._fused(part.adapter, name) for part in self._parts))
+            self._pairs[name] = (
+                torch.stack(lows, dim=1).to(dtype),
+                torch.stack(highs, dim=1).to(dtype),
             )
-        return self._pairs[module]
+        return self._pairs[name]
 
-    def _padded(self, adapter: Adapter | None, module: str) -> tuple[Tensor, Tensor]:
-        """A [L, r, in] and scaled B [L, out, r], with zeros up to the largest rank."""
+    def _fused(self, adapter: Adapter | None, name: str) -> tuple[Tensor, Tensor]:
+        """A [L, in, n r] and B [L, n r, out] of one adapter; of None, zeros."""
         if adapter is None:
             some = next(part.adapter for part in self._parts if part.adapter)
-            a, b = (torch.zeros_like(t) for t in some.pairs[module])
-            missing = self._rank - some.rank
-        else:
-            a, b = adapter.pairs[module]
-            b = b * (adapter.alpha / adapter.rank)
-            missing = self._rank - adapter.rank
-        return (F.pad(a, (0, 0, 0, missing)), F.pad(b, (0, missing))) if missing else (a, b)
+            a, b = self._fused(some, name)
+            return torch.zeros_like(a), torch.zeros_like(b)
+        missing, scale = self._rank - adapter.rank, adapter.alpha / adapter.rank
+        whole, column = self._tables[name][0].shape[0], 0
+        lows, highs = [], []
+        for module in FUSED[name]:
+            low, high = adapter.pairs[module]
+            size = high.shape[1]
+            lows.append(F.pad(low, (0, 0, 0, missing)))
+            beside = (column, whole - column - size, 0, missing)
+            highs.append(F.pad(high.transpose(1, 2) * scale, beside))
+            column += size
+        return torch.cat(lows, dim=1).transpose(1, 2), torch.cat(highs, dim=1)
