@@ -307,6 +307,17 @@ def test_a_job_that_the_pool_loses_is_retried_and_every_attempt_is_entered(
     assert result and result.outcome == last  # the job is over, whichever way
 
 
+def test_a_job_starts_the_moment_it_is_valid(lab: Lab) -> None:
+    async def until_submitted(episode: Episode) -> None:
+        await episode.respond(WRITE)
+        await episode.respond(call("submit_job"))
+        await asyncio.sleep(0)
+        assert len(lab.pool.orders) == 1  # long before anybody asks for the outcome
+
+    lab.pool.hold = True
+    lab.run(until_submitted)
+
+
 def test_ids_name_phase_step_group_and_index() -> None:
     assert str(ID) == "train-003-01-05"
 

@@ -252,6 +252,7 @@ class Episode:
             student=spec.prime_rl.model,
             # One seed a task: the jobs of a group differ by what the agent wrote, not by luck.
             seed=self.task.seed,
+            rollouts=spec.prime_rl.max_steps * spec.prime_rl.batch_size,
         )
         if jobdir.read_result(job_dir, job_id) is None:
             money.admit_job(self._ledger, self._settings)

@@ -17,7 +17,8 @@ from metatrainer.pool.worker import Setup
 from metatrainer.sandbox.host import Guest
 from metatrainer.students.score import Score
 
-OK, JOB_ERROR, ENV_ERROR, BUG, HANG, EXIT, GARBAGE, PRINT, DONE_THEN_HANG, HEED, WAIT = range(11)
+OK, JOB_ERROR, ENV_ERROR, BUG, HANG, EXIT, GARBAGE, PRINT, DONE_THEN_HANG = range(9)
+HEED, WAIT, BUG_IN_EVAL, EXIT_IN_EVAL = range(9, 13)
 
 
 class StandIn:
@@ -35,6 +36,12 @@ class StandIn:
         while order.seed == WAIT and not (order.job_dir / "go").exists():
             time.sleep(0.01)
         _ACTIONS.get(order.seed, lambda: None)()
+        if order.seed in (BUG_IN_EVAL, EXIT_IN_EVAL) and order.attempt == 1:
+            from metatrainer.pool import jobdir
+
+            done = JobResult(job_id=order.job_id, outcome="trained")
+            jobdir.write_trained(order.job_dir, done)
+            _ACTIONS[BUG if order.seed == BUG_IN_EVAL else EXIT]()
         result = JobResult(
             job_id=order.job_id,
             attempt=order.attempt,

@@ -81,6 +81,23 @@ def test_a_job_trains_scores_and_saves_an_adapter(bench: Bench, tmp_path: Path) 
     assert bench.baseline("persona", STUDENT) == before  # the base is as it was
 
 
+def test_a_score_that_fails_is_taken_again_without_training_again(
+    bench: Bench, tmp_path: Path
+) -> None:
+    order = make_order(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench, "_score", lambda *given: 1 / 0)
+        assert run(bench, order).outcome == "lost"
+    trained = jobdir.read_trained(order.job_dir, "j")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench, "_train", lambda *given: 1 / 0)
+        again = run(bench, order.model_copy(update={"attempt": 2}))
+    assert trained and trained.post is None
+    assert (again.outcome, again.attempt, again.curve) == ("ok", 2, trained.curve)
+    whole = run(bench, make_order(tmp_path / "whole"))
+    assert whole.post == again.post  # one try or two, the same score
+
+
 def test_a_reward_that_fails_ends_the_job_with_the_reason(bench: Bench, tmp_path: Path) -> None:
     broken = run(bench, make_order(tmp_path, **{"trace.last_reply.strip()": "str(1 / 0)"}))
     assert broken.outcome == "env_error"

@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from metatrainer.errors import PoolError
-from metatrainer.pool.lanes import Lane, Lanes
+from metatrainer.pool.lanes import COOL_SECONDS, ONE_FAULT_SECONDS, Lane, Lanes
 
 
 def with_lanes(action: Callable[[Lanes], Awaitable[None]], workers: int, packed: int) -> None:
     async def main() -> None:
         await action(Lanes(workers, packed))
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 100))
 
 
 async def settled(task: asyncio.Task[Lane]) -> bool:
@@ -107,5 +107,64 @@ def test_those_in_line_are_told_when_the_pool_closes() -> None:
         for task in (waiting, lanes.take("wren")):
             with pytest.raises(PoolError, match="closed"):
                 await task
+
+    with_lanes(action, workers=1, packed=1)
+
+
+def test_the_longest_of_those_in_line_goes_first() -> None:
+    async def action(lanes: Lanes) -> None:
+        lane = await lanes.take("wren")
+        served: list[float] = []
+
+        async def job(expected: float) -> None:
+            lane = await lanes.take("wren", expected=expected)
+            served.append(expected)
+            lanes.give_back(lane)
+
+        tasks = [asyncio.create_task(job(seconds)) for seconds in (3, 9, 1, 7)]
+        await asyncio.sleep(0)
+        lanes.give_back(lane)
+        await asyncio.gather(*tasks)
+        assert served == [9, 7, 3, 1]
+
+    with_lanes(action, workers=1, packed=1)
+
+
+async def fail(lanes: Lanes, worker: int, jobs: int = 1) -> None:
+    """Have jobs of a worker end because it failed; the other one is full meanwhile."""
+    taken = [await lanes.take("wren") for _ in range(2 * jobs)]
+    for lane in taken:
+        lane.faulty = lane.worker == worker
+        lanes.give_back(lane)
+
+
+def test_a_worker_that_fails_again_and_again_rests_while_another_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def action(lanes: Lanes) -> None:
+        now = asyncio.get_running_loop().time()
+        clock = [now]
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: clock[0])
+        await fail(lanes, worker=0, jobs=2)  # both go down with it: one failure
+        assert {(await lanes.take("wren")).worker for _ in range(2)} == {0, 1}
+        lanes = Lanes(2, 1)
+        for _ in range(2):
+            await fail(lanes, worker=0)
+            clock[0] += 2 * ONE_FAULT_SECONDS
+        assert (await lanes.take("wren")).worker == 1
+        waiting = asyncio.create_task(lanes.take("wren"))
+        assert not await settled(waiting)  # the other one is worth waiting for
+        clock[0] += COOL_SECONDS
+        assert (await waiting).worker == 0
+
+    with_lanes(action, workers=2, packed=2)
+
+
+def test_the_only_worker_does_not_rest() -> None:
+    async def action(lanes: Lanes) -> None:
+        for _ in range(3):
+            lane = await lanes.take("wren")
+            lane.faulty = True
+            lanes.give_back(lane)
 
     with_lanes(action, workers=1, packed=1)

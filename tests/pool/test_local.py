@@ -63,7 +63,7 @@ def with_pool(
             await pool.close()
 
     asyncio.run(main())
-    assert len(pids) >= 2 * workers - 1
+    assert len(pids) >= workers
     assert not [pid for pid in pids if alive(pid)]
 
 
@@ -477,3 +477,36 @@ def test_a_baseline_that_is_lost_with_a_neighbour_is_measured_again(tmp_path: Pa
         assert len(await measuring) == 2
 
     with_pool(action, packed=3)
+
+
+@pytest.mark.parametrize("seed", [bodies.BUG_IN_EVAL, bodies.EXIT_IN_EVAL])
+def test_a_fault_after_the_training_is_not_the_jobs(tmp_path: Path, seed: int) -> None:
+    order = make_order(tmp_path, "job", seed)
+
+    async def action(pool: LocalPool) -> None:
+        assert (await pool.run(order)).outcome == "lost"
+        assert jobdir.read_result(order.job_dir, "job") is None
+        assert (await pool.run(order.model_copy(update={"attempt": 2}))).outcome == "ok"
+
+    with_pool(action)
+
+
+def test_a_worker_that_does_not_start_again_is_replaced_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = make_order(tmp_path, "bad", bodies.EXIT)
+    good = [make_order(tmp_path, f"good-{i}") for i in range(3)]
+
+    async def action(pool: LocalPool) -> None:
+        first = pool.pids()[0]
+        assert (await pool.run(bad)).outcome == "crashed"
+        assert first not in pool.pids()
+        monkeypatch.setattr(pool._workers[0], "_factory", "no_such_module:Body")
+        for order in good:
+            assert (await pool.run(order)).outcome == "ok"
+        monkeypatch.setattr(pool._workers[1], "_factory", "no_such_module:Body")
+        await pool._workers[1].kill()
+        with pytest.raises(PoolError, match="no_such_module"):
+            await pool.run(make_order(tmp_path, "after"))
+
+    with_pool(action, workers=2)

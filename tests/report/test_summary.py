@@ -23,7 +23,7 @@ def test_the_json_has_the_promised_keys_and_no_others(make_run) -> None:
         "run", "preset", "steps", "episodes", "seconds", "jobs", "reward", "quality",
         "validation", "heldout", "students_chosen", "usd",
     ]  # fmt: skip
-    assert set(report["jobs"]) == {"submitted", "succeeded", "crashed"}
+    assert set(report["jobs"]) == {"submitted", "succeeded", "crashed", "utilisation"}
     for term in ("reward", "quality", "validation"):
         assert set(report[term]) == {"per_step", "first3", "last3"}
         assert len(report[term]["per_step"]) == 6
@@ -53,7 +53,7 @@ def test_the_numbers_are_those_of_the_ledger(tmp_path: Path) -> None:
     assert report["reward"] == {"per_step": [0.1, 0.3, 0.5, 0.7], "first3": 0.3, "last3": 0.5}
     assert report["quality"]["per_step"] == [0.05, 0.15, 0.25, 0.35]
     assert report["validation"]["last3"] == 1.0
-    assert report["jobs"] == {"submitted": 8, "succeeded": 4, "crashed": 4}
+    assert report["jobs"] == {"submitted": 8, "succeeded": 4, "crashed": 4, "utilisation": None}
     assert report["students_chosen"] == {"wren": 8}
     assert (report["steps"], report["episodes"], report["heldout"]) == (4, 8, {})
 
@@ -102,3 +102,17 @@ def test_an_interval_covers_the_mean_and_narrows_with_n() -> None:
     alone = estimate([0.3])
     assert alone and (alone.low, alone.high) == (0.3, 0.3)
     assert estimate([]) is None
+
+
+def test_utilisation_is_of_the_slots_while_a_step_has_jobs(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        ledger.create_run("run", "nano", "{}", 0, {})
+        ledger.add_task("p", "persona", "train", "{}")
+        # Two slots: full for 2 of 4 s and half full for the rest; a pause; then one job alone.
+        jobs = ((0, 0, 100.0, 4.0), (0, 1, 100.0, 2.0), (1, 0, 900.0, 2.0))
+        for n, (step, slot, began, seconds) in enumerate(jobs):
+            ledger.open_episode(f"e{n}", "train", step, 0, n, "p")
+            ledger.start_job(f"j{n}", f"e{n}", 1, "wren", "{}")
+            result = json.dumps({"slot": slot, "began": began})
+            ledger.finish_job(f"j{n}", 1, "ok", "", result, seconds)
+        assert summarise(ledger).jobs.utilisation == pytest.approx(8.0 / (2 * 4.0 + 2 * 2.0))

@@ -43,6 +43,8 @@ class JobOrder(BaseModel):
     """The base model, by its name in the catalogue."""
     seed: int
     """Seed of the job's adapter and sampling."""
+    rollouts: int = Field(0, ge=0)
+    """Rollouts that its training makes, from which its length is guessed."""
 
 
 class JobResult(BaseModel):

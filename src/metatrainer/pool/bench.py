@@ -52,29 +52,24 @@ class Bench:
         self._guests[0].start()
 
     def train(self, order: JobOrder, stop: threading.Event) -> JobResult:
-        """Train and score one student. Raises JobError or EnvError."""
+        """Train and score one student. Raises JobError or EnvError.
+
+        The adapter is saved before it is scored; an attempt that finds one only scores it.
+        """
         engine, family = self._lane(order.student), families.get(order.family)
+        trained = jobdir.read_trained(order.job_dir, order.job_id)
+        if trained is None:
+            trained = self._train_and_save(order, engine, family, stop)
+            jobdir.write_trained(order.job_dir, trained)
         began = engine.clock()
-        trained = self._train(order, engine, family, stop)
-        train_seconds = engine.clock() - began
+        adapter = engine.call(lambda owner: owner.load_adapter(order.job_dir / jobdir.ADAPTER))
         try:
-            post = self._score(engine, trained.adapter, family)
-            folder = order.job_dir / jobdir.ADAPTER
-            engine.call(lambda owner: owner.save_adapter(trained.adapter, folder))
+            post = self._score(engine, adapter, family)
         finally:
-            engine.delete_adapter(trained.adapter)
-        return JobResult(
-            job_id=order.job_id,
-            attempt=order.attempt,
-            outcome="ok",
-            post=post,
-            train_seconds=train_seconds,
-            eval_seconds=engine.clock() - began - train_seconds,
-            rollouts=trained.rollouts,
-            tokens=trained.tokens,
-            curve=trained.curve,
-            adapter=folder,
-        )
+            engine.delete_adapter(adapter)
+        seconds = engine.clock() - began
+        ended = {"attempt": order.attempt, "outcome": "ok", "post": post, "eval_seconds": seconds}
+        return trained.model_copy(update=ended)
 
     def baseline(self, family: str, student: str) -> Score:
         """Hidden score of an untrained student, on the same items and seed as after training."""
@@ -86,6 +81,28 @@ class Bench:
             packer.close()
         for guest in self._guests:
             guest.close()
+
+    def _train_and_save(
+        self, order: JobOrder, engine: Lane, family: Family, stop: threading.Event
+    ) -> JobResult:
+        began = engine.clock()
+        trained = self._train(order, engine, family, stop)
+        seconds = engine.clock() - began
+        folder = order.job_dir / jobdir.ADAPTER
+        try:
+            engine.call(lambda owner: owner.save_adapter(trained.adapter, folder))
+        finally:
+            engine.delete_adapter(trained.adapter)
+        return JobResult(
+            job_id=order.job_id,
+            attempt=order.attempt,
+            outcome="trained",
+            train_seconds=seconds,
+            rollouts=trained.rollouts,
+            tokens=trained.tokens,
+            curve=trained.curve,
+            adapter=folder,
+        )
 
     def _train(
         self, order: JobOrder, engine: Lane, family: Family, stop: threading.Event

@@ -4,6 +4,7 @@
     order.json     the order; its presence says that files/ is complete
     attempt-<n>/   the once-only gate of each try: whoever makes the folder may run
     adapter/       the trained adapter
+    trained.json   how the training went; its presence says that adapter/ is complete
     result.json    how the job ended; its presence says that the job is over
 
 Knows nothing about processes or the ledger.
@@ -21,6 +22,7 @@ from metatrainer.pool.base import JobOrder, JobResult
 
 FILES = "files"
 ORDER = "order.json"
+TRAINED = "trained.json"
 RESULT = "result.json"
 ADAPTER = "adapter"
 
@@ -72,8 +74,22 @@ def write_result(job_dir: Path, result: JobResult) -> None:
 
 def read_result(job_dir: Path, job_id: str) -> JobResult | None:
     """How the job ended, or None if it has not."""
+    return _read(job_dir / RESULT, job_id)
+
+
+def write_trained(job_dir: Path, result: JobResult) -> None:
+    """Record that the adapter is there: from now on only its score is missing."""
+    write_durably(job_dir / TRAINED, result.model_dump_json())
+
+
+def read_trained(job_dir: Path, job_id: str) -> JobResult | None:
+    """How the training went, if an attempt got that far."""
+    return _read(job_dir / TRAINED, job_id)
+
+
+def _read(path: Path, job_id: str) -> JobResult | None:
     try:
-        result = JobResult.model_validate_json((job_dir / RESULT).read_bytes())
+        result = JobResult.model_validate_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
     return result if result.job_id == job_id else None

@@ -6,6 +6,7 @@ Knows which worker gets a job and when one is given up; knows nothing about what
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,11 +23,14 @@ from metatrainer.pool.base import (
     slots_of,
 )
 from metatrainer.pool.lanes import Lane, Lanes
+from metatrainer.pool.pace import Pace
 from metatrainer.pool.process import STOP_SECONDS, WorkerProcess
 from metatrainer.pool.worker import Setup
 from metatrainer.students.score import Score
 
 BODY = "metatrainer.pool.bench:Bench"
+STARTS = 3
+"""How many workers are tried for a job before the pool is taken for broken."""
 
 
 class LocalPool:
@@ -58,6 +62,7 @@ class LocalPool:
             for number in range(workers)
         ]
         self._lanes = Lanes(workers, settings.pool.packed)
+        self._pace = Pace()
         self._suspects: set[str] = set()
         self._baselines: dict[str, asyncio.Task[list[Score]]] = {}
         self._closed = False
@@ -84,13 +89,17 @@ class LocalPool:
         if done := jobdir.read_result(order.job_dir, order.job_id):
             return done
         # A job that went down with others may be why they did; with a worker to itself, it shows.
-        async with self._lane(order.student, alone=order.job_id in self._suspects) as lane:
+        alone = order.job_id in self._suspects
+        async with self._lane(order.student, alone, self._pace.expected(order)) as lane:
             request = {"order": order.model_dump(mode="json"), "slot": lane.slot}
             began, clock = time.time(), time.monotonic()
             try:
                 answer = await self._workers[lane.worker].ask(request, self._job_seconds)
-                return JobResult.model_validate(answer["result"])
+                result = JobResult.model_validate(answer["result"])
+                self._pace.note(result, order)
+                return result
             except WorkerFault as fault:
+                lane.faulty = True
                 if self._closed:  # not the job's fault: it stays open and is run again
                     raise PoolError(f"the pool was closed while {order.job_id} ran") from None
                 seconds = time.monotonic() - clock
@@ -112,11 +121,13 @@ class LocalPool:
         """A result for a job whose worker is gone: its own if it got that far, else the fault."""
         if done := jobdir.read_result(order.job_dir, order.job_id):
             return done
+        # A job is to blame only for what went wrong between its start and its trained adapter.
         begun = jobdir.claimed(order.job_dir, order.attempt)
+        trained = jobdir.read_trained(order.job_dir, order.job_id) is not None
         result = JobResult(
             job_id=order.job_id,
             attempt=order.attempt,
-            outcome=fault.kind if begun else LOST,
+            outcome=fault.kind if begun and not trained else LOST,
             message=fault.message,
             slot=slot,
             began=began,
@@ -136,21 +147,37 @@ class LocalPool:
         request = {"family": family, "student": student}
         why = ""
         for alone in (False, True):
-            async with self._lane(student, alone=alone) as lane:
+            # Jobs are judged against baselines, so that much waits for them: they go first.
+            async with self._lane(student, alone, math.inf) as lane:
                 try:
                     answer = await self._workers[lane.worker].ask(request, self._eval_seconds)
                     return Score.model_validate(answer["score"])
                 except WorkerFault as fault:
+                    lane.faulty = True
                     why = fault.message
                     if fault.kind != LOST:
                         break
         raise PoolError(f"no baseline of {student} on {family}: {why}")
 
     @asynccontextmanager
-    async def _lane(self, student: str, *, alone: bool = False) -> AsyncIterator[Lane]:
-        lane = await self._lanes.take(student, alone=alone)
+    async def _lane(self, student: str, alone: bool, expected: float) -> AsyncIterator[Lane]:
+        lane = await self._lane_of_live_worker(student, alone, expected)
         try:
-            await self._workers[lane.worker].start()  # at once, unless it was killed
             yield lane
         finally:
             self._lanes.give_back(lane)
+
+    async def _lane_of_live_worker(self, student: str, alone: bool, expected: float) -> Lane:
+        broken = PoolError("no worker was tried")
+        for _ in range(STARTS):
+            lane = await self._lanes.take(student, alone=alone, expected=expected)
+            try:
+                await self._workers[lane.worker].start()  # at once, unless it was killed
+                return lane
+            except PoolError as error:
+                broken = error
+                self._lanes.give_back_dead(lane)
+            except BaseException:
+                self._lanes.give_back(lane)
+                raise
+        raise broken

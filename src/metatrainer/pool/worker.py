@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict
 from metatrainer.config import RunSettings
 from metatrainer.errors import EnvError, JobError
 from metatrainer.pool import jobdir
-from metatrainer.pool.base import STOPPED, JobOrder, JobResult
+from metatrainer.pool.base import LOST, STOPPED, JobOrder, JobResult
 from metatrainer.shown import visible
 from metatrainer.students.score import Score
 
@@ -77,7 +77,11 @@ def main(factory: str, parent: int) -> None:
 
 
 def run_job(body: Body, order: JobOrder, slot: int, stop: threading.Event) -> JobResult:
-    """One job from gate to result file. Whatever goes wrong inside is a result."""
+    """One job from gate to result file. Whatever goes wrong inside is a result.
+
+    A fault after the training is not the job's: the attempt is lost, and the next one has only to
+    score the adapter.
+    """
     began, clock = time.time(), time.monotonic()
     if not jobdir.claim(order):
         return _failed(order, "crashed", f"attempt {order.attempt} was started before")
@@ -89,10 +93,12 @@ def run_job(body: Body, order: JobOrder, slot: int, stop: threading.Event) -> Jo
         result = _failed(order, "env_error", f"{error.kind}: {error.message}")
     except Exception as error:  # the worker must outlive any job
         traceback.print_exc()
-        result = _failed(order, "crashed", f"{type(error).__name__}: {error}")
+        trained = jobdir.read_trained(order.job_dir, order.job_id)
+        outcome = LOST if trained else "crashed"
+        result = _failed(order, outcome, f"{type(error).__name__}: {error}")
     spent = {"slot": slot, "began": began, "seconds": time.monotonic() - clock}
     result = result.model_copy(update=spent)
-    if result.outcome != STOPPED:
+    if result.outcome not in (LOST, STOPPED):
         jobdir.write_result(order.job_dir, result)
     return result
 

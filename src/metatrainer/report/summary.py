@@ -74,6 +74,8 @@ class Jobs:
     submitted: int
     succeeded: int
     crashed: int
+    utilisation: float | None
+    """Share of the slots' time that they held jobs, from each step's first job to its last."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class Summary:
                 "submitted": self.jobs.submitted,
                 "succeeded": self.jobs.succeeded,
                 "crashed": self.jobs.crashed,
+                "utilisation": _short(self.jobs.utilisation),
             },
             "reward": _series_json(self.reward),
             "quality": _series_json(self.terms["quality"]),
@@ -145,6 +148,7 @@ def summarise(ledger: Ledger) -> Summary:
         seconds = ledger.seconds()
         prices = MoneySettings.model_validate(json.loads(run.config).get("money", {}))
         spent = spending(ledger, prices)
+        held = ledger.query(_HELD)
     trained = [row for row in done if row.phase == "train"]
     ended = Counter(job.outcome == "ok" for job in jobs if job.done)
     return Summary(
@@ -154,7 +158,12 @@ def summarise(ledger: Ledger) -> Summary:
         steps_planned=json.loads(run.config).get("outer", {}).get("steps"),
         episodes=len(done),
         seconds=seconds,
-        jobs=Jobs(submitted=len(jobs), succeeded=ended[True], crashed=ended[False]),
+        jobs=Jobs(
+            submitted=len(jobs),
+            succeeded=ended[True],
+            crashed=ended[False],
+            utilisation=_utilisation([tuple(row) for row in held]),
+        ),
         reward=_series(trained, steps, "total"),
         terms={term: _series(trained, steps, term) for term in TERMS},
         heldout=_heldout(done, family_of),
@@ -203,6 +212,27 @@ def _heldout(episodes: list[EpisodeRow], family_of: dict[str, str]) -> dict[str,
         )
         for family in sorted({family_of[row.task] for row in played})
     }
+
+
+_HELD = """
+SELECT phase, step, json_extract(result, '$.slot') AS slot,
+    json_extract(result, '$.began') AS began, job.seconds
+FROM job JOIN episode ON episode.id = job.episode
+WHERE job.done AND slot IS NOT NULL AND began IS NOT NULL
+"""
+
+
+def _utilisation(held: Sequence[tuple[str, int, int, float, float]]) -> float | None:
+    """held: phase, step, slot, began and seconds of jobs. Slots are those that any job had."""
+    slots = len({slot for _, _, slot, _, _ in held})
+    whole = used = 0.0
+    spans: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    for phase, step, _, began, seconds in held:
+        spans[phase, step].append((began, began + seconds))
+    for batch in spans.values():
+        whole += slots * (max(end for _, end in batch) - min(began for began, _ in batch))
+        used += sum(end - began for began, end in batch)
+    return used / whole if whole else None
 
 
 def _series_json(series: Series) -> dict[str, Any]:

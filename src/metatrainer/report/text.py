@@ -51,6 +51,7 @@ def headline(summary: Summary) -> str:
     return (
         f"{steps or summary.steps} steps, {summary.episodes} episodes, {jobs.submitted} jobs"
         f" ({jobs.succeeded} succeeded, {jobs.crashed} crashed), {duration(summary.seconds)}"
+        + (f", slots {jobs.utilisation:.0%} full" if jobs.utilisation is not None else "")
     )
 
 

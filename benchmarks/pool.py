@@ -1,0 +1,182 @@
+"""The pool: how full it keeps its slots, and what it costs a job.
+
+    python benchmarks/pool.py [--jobs 200] [--repeats 3] [--json]
+
+Utilisation is simulated: the pool's own scheduling, with virtual time in place of workers, runs 54
+batches of 40 jobs over 16 slots. Durations are spread as the pod bills of the original experiment
+imply (0.13 to 0.30 dollars a job at 2.69 an hour: 174 to 401 s); 3 % of the attempts fail in a
+random moment and are run again; a job's length is guessed with an error of 15 %. Episodes of a
+batch become valid over the first minute. The share of slot time that went into jobs is given from a
+batch's first job to its last (waste of the scheduling), once for jobs that are served as they come,
+and once over the whole run, with a minute for the agent's update between batches.
+
+Overhead is measured: the time of a job that does nothing, through a real worker process, one after
+another and many at a time. Quote the medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import heapq
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from metatrainer.config import PoolSettings, RunSettings
+from metatrainer.pool import jobdir
+from metatrainer.pool.base import JobOrder, JobResult
+from metatrainer.pool.lanes import Lanes
+from metatrainer.pool.local import LocalPool
+
+BATCHES, JOBS, SLOTS = 54, 40, 16
+SHORTEST, LONGEST = 174.0, 401.0
+FAILURES, GUESS_ERROR = 0.03, 0.15
+ARRIVAL, UPDATE = 60.0, 60.0
+
+
+class NoWork:
+    """A worker's body that has nothing to do."""
+
+    def __init__(self, setup: Any): ...
+
+    def train(self, order: JobOrder, stop: threading.Event) -> JobResult:
+        return JobResult(job_id=order.job_id, attempt=order.attempt, outcome="ok")
+
+    def close(self) -> None: ...
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to the next thing that happens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+
+    def time(self) -> float:
+        return self._now
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
+            self._now = max(self._now, heapq.nsmallest(1, self._scheduled)[0].when())  # type: ignore[attr-defined]
+        super()._run_once()  # type: ignore[misc]
+
+
+def simulate(seed: int, longest_first: bool) -> dict[str, float]:
+    """Utilisation within batches and over the run, jobs done and attempts lost."""
+    loop = VirtualLoop()
+    try:
+        return loop.run_until_complete(_run(random.Random(seed), longest_first))
+    finally:
+        loop.close()
+
+
+async def _run(rng: random.Random, longest_first: bool) -> dict[str, float]:
+    loop = asyncio.get_running_loop()
+    lanes = Lanes(SLOTS, 1)
+    done = lost = 0
+    busy = held = 0.0
+    began: list[float] = []
+
+    async def job(seconds: float, arrives: float) -> None:
+        nonlocal done, lost, busy
+        await asyncio.sleep(arrives)
+        guess = seconds * (1 + rng.uniform(-GUESS_ERROR, GUESS_ERROR)) if longest_first else 0.0
+        while True:
+            lane = await lanes.take("student", expected=guess)
+            began.append(loop.time())
+            fails = rng.random() < FAILURES
+            took = seconds * rng.random() if fails else seconds
+            await asyncio.sleep(took)
+            busy += 0.0 if fails else took
+            lane.faulty = fails
+            lanes.give_back(lane)
+            lost += fails
+            if not fails:
+                done += 1
+                return
+
+    for _ in range(BATCHES):
+        began.clear()
+        lengths = [rng.uniform(SHORTEST, LONGEST) for _ in range(JOBS)]
+        await asyncio.gather(*(job(length, rng.uniform(0, ARRIVAL)) for length in lengths))
+        held += SLOTS * (loop.time() - min(began))
+        await asyncio.sleep(UPDATE)
+    return {
+        "batches": busy / held,
+        "whole_run": busy / (SLOTS * loop.time()),
+        "jobs": done,
+        "lost_attempts": lost,
+    }
+
+
+async def overhead(jobs: int, packed: int) -> dict[str, float]:
+    """Milliseconds of a job that does nothing: one after another, and all at once."""
+    settings = RunSettings(pool=PoolSettings(workers=1, packed=packed))
+    with tempfile.TemporaryDirectory() as folder:
+        orders = [_order(Path(folder), n) for n in range(2 * jobs)]
+        pool = LocalPool(settings, 0, body="pool:NoWork")
+        await pool.start()
+        try:
+            began = time.perf_counter()
+            for order in orders[:jobs]:
+                await pool.run(order)
+            after = time.perf_counter()
+            await asyncio.gather(*(pool.run(order) for order in orders[jobs:]))
+            end = time.perf_counter()
+        finally:
+            await pool.close()
+    return {"one_by_one_ms": 1e3 * (after - began) / jobs, "at_once_ms": 1e3 * (end - after) / jobs}
+
+
+def _order(folder: Path, n: int) -> JobOrder:
+    order = JobOrder(
+        job_id=f"job-{n}", family="persona", job_dir=folder / f"job-{n}", student="s", seed=0
+    )
+    jobdir.create(order, {"job.toml": ""})
+    return order
+
+
+def measure(jobs: int, repeats: int) -> dict[str, Any]:
+    """All figures."""
+    from _machine import facts
+
+    simulated = {
+        name: _median([simulate(seed, longest_first) for seed in range(repeats)])
+        for name, longest_first in (("longest_first", True), ("as_they_come", False))
+    }
+    runs = [asyncio.run(overhead(jobs, packed=4)) for _ in range(repeats)]
+    return {**facts(), "utilisation": simulated, "overhead": {"local": _median(runs)}}
+
+
+def _median(rows: list[dict[str, float]]) -> dict[str, float]:
+    return {key: round(statistics.median(row[key] for row in rows), 4) for key in rows[0]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    here = str(Path(__file__).parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join([here, *filter(None, sys.path)])
+    figures = measure(given.jobs, given.repeats)
+    if given.json:
+        print(json.dumps(figures, indent=2))
+        return
+    for name, row in figures["utilisation"].items():
+        print(f"{name}: {row['batches']:.1%} of slot time in jobs, {row['whole_run']:.1%} of all")
+    for name, row in figures["overhead"].items():
+        print(f"{name}: {row['one_by_one_ms']:.2f} ms a job, {row['at_once_ms']:.2f} ms packed")
+
+
+if __name__ == "__main__":
+    main()
