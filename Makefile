@@ -1,6 +1,8 @@
 # make train   set everything up and run the nano experiment to its end
 # make test    set everything up, then lint, type-check and test
 # make setup   only set up: .venv, pinned packages, the sandbox
+# make bench   measure what docs/performance.md says of a CPU
+# make gpu     check the engine on a CUDA GPU, and measure it there
 
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -11,13 +13,24 @@ CONFIG ?= configs/nano.toml
 export TORCH
 export TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: train test lint format setup clean
+.PHONY: train test lint format setup browser bench gpu clean
 
 train: $(READY)
 	$(BIN)/metatrainer train $(CONFIG)
 
-test: lint
+test: lint browser
 	$(BIN)/pytest
+
+# The tests of the page drive a real one.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || scripts/browser
+
+bench: $(READY)
+	$(BIN)/python benchmarks/nano_job.py
+	$(BIN)/python benchmarks/packing.py
+
+gpu: $(READY)
+	$(BIN)/python benchmarks/gpu.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -76,6 +76,8 @@ def test_a_job_trains_scores_and_saves_an_adapter(bench: Bench, tmp_path: Path) 
     assert result.post and (result.post.student, result.post.n) == (STUDENT, 8)
     assert (result.rollouts, len(result.curve)) == (16, 2)
     assert result.adapter
+    for conversations in (result.samples["before"], result.samples["after"]):
+        assert [c["messages"][0]["role"] for c in conversations] == ["user"] * 3
     assert (result.adapter / "adapter_model.safetensors").exists()
     assert jobdir.read_result(order.job_dir, "j") == result
     assert bench.baseline("persona", STUDENT) == before  # the base is as it was

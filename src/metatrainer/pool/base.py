@@ -66,6 +66,8 @@ class JobResult(BaseModel):
     tokens: int = 0
     curve: list[dict[str, Any]] = []
     """One record for each step of the training."""
+    samples: dict[str, list[dict[str, Any]]] = {}
+    """A few conversations of the student, "before" and "after" its training."""
     adapter: Path | None = None
     """Where the trained adapter was saved."""
     slot: int | None = None

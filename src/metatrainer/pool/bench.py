@@ -26,7 +26,7 @@ from metatrainer.pool.base import CHEATED, STOPPED, JobOrder, JobResult
 from metatrainer.pool.worker import Setup
 from metatrainer.sandbox.host import Guest, TaskRow
 from metatrainer.students import catalogue
-from metatrainer.students.evaluate import evaluate
+from metatrainer.students.evaluate import evaluate, sample_conversations
 from metatrainer.students.score import Score
 
 _GUEST_STRIDE = 1000
@@ -65,10 +65,21 @@ class Bench:
         adapter = engine.call(lambda owner: owner.load_adapter(order.job_dir / jobdir.ADAPTER))
         try:
             post = self._score(engine, adapter, family)
+            seconds = engine.clock() - began
+            evaluation = self._settings.evaluation
+            samples = {
+                when: sample_conversations(engine, who, family, evaluation)
+                for when, who in (("before", None), ("after", adapter))
+            }
         finally:
             engine.delete_adapter(adapter)
-        seconds = engine.clock() - began
-        ended = {"attempt": order.attempt, "outcome": "ok", "post": post, "eval_seconds": seconds}
+        ended = {
+            "attempt": order.attempt,
+            "outcome": "ok",
+            "post": post,
+            "eval_seconds": seconds,
+            "samples": samples,
+        }
         return trained.model_copy(update=ended)
 
     def baseline(self, family: str, student: str) -> Score:
