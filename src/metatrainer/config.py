@@ -123,7 +123,9 @@ class RunSettings(Settings):
     """The scale of the experiment; it names the run's folder."""
     seed: int = 0
     """Seed of everything that is drawn in the open: tasks, sampling, adapters."""
-    families: tuple[str, ...] = Field(("persona", "inventory"), min_length=1)
+    families: tuple[str, ...] = Field(
+        ("persona", "inventory", "ledger", "routes", "calendar"), min_length=1
+    )
     """Families that the agent is trained on."""
     heldout: tuple[str, ...] = ("triage",)
     """Families played before and after training, never trained on."""

@@ -68,6 +68,17 @@ def test_a_skilled_agent_writes_the_reference_job(lab: Lab) -> None:
     assert files_of(lab.pool.orders[1]) == reference
 
 
+def test_jobs_of_known_quality(lab: Lab) -> None:
+    """The poor one is valid, the leaking one is refused for that reason each time."""
+    lab.follow(policies.poor(lab.task, random.Random(0)))
+    (order,) = lab.pool.orders
+    assert "max_steps = 5" in files_of(order)["job.toml"]
+    lab.id = EpisodeId("play", 0, 0, 1)
+    assert lab.follow(policies.leaking(lab.task, random.Random(0))).outcome == "rejected"
+    assert len(lab.pool.orders) == 1
+    assert "E-LEAK" in lab.answers()[-1]
+
+
 def test_less_skill_means_less_reward_and_more_variety(lab: Lab) -> None:
     shares = {}
     for skill in (0.2, 0.9):

@@ -107,6 +107,7 @@ _NAIVE_REWARD = "self.data.answer in reply"
 EXACT_REWARD = "reply == self.data.answer"
 REWARDS = (_NAIVE_REWARD, EXACT_REWARD, "reply[:3] == self.data.answer[:3]", "len(reply) < 12")
 """Conditions for a reward of 1, some of them no good."""
+_LAST_LINE = '__all__ = ["Tasks"]'
 BROKEN_EDITS = (
     ("async def score", "def score"),
     ("return 1.0 if", "return 1.0 iff"),
@@ -115,6 +116,33 @@ BROKEN_EDITS = (
     ("trace.last_reply.strip()", "trace.completion[-1]"),
 )
 """Edits that validation refuses."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One whole job, written by hand, of any family: a choice and edits of the starter."""
+
+    choice: Choice
+    levels: str
+    """What LEVELS becomes; good levels and dev examples of the task are filled in."""
+    tasks: int
+    reward: str
+    tail: str = ""
+    """Code that comes after the rest."""
+
+    def write(self, task: Task, student: str) -> list[Message]:
+        """The calls that write it."""
+        levels = self.levels.format(good=good_levels(task), first=task.family.levels[0])
+        edits = [
+            (_NAIVE_LEVELS, f"LEVELS = {levels}"),
+            (_NAIVE_TASKS, f"TASKS = {self.tasks}"),
+            (_NAIVE_REWARD, self.reward),
+            (_LAST_LINE, self.tail.format(dev=[(i.prompt, i.answer) for i in task.dev])),
+        ]
+        return [
+            replace(self.choice, student=student).write(),
+            *(edit(old, new) for old, new in edits if new and old != new),
+        ]
 
 
 def edit(old: str, new: str) -> Message:
@@ -133,17 +161,54 @@ def good_levels(task: Task) -> list[int]:
     return [level for level in task.family.levels if level <= task.family.eval_level]
 
 
+JOBS = {
+    "reference": Job(GOOD, "{good}", GOOD_TASKS, EXACT_REWARD),
+    "poor": Job(
+        replace(GOOD, learning_rate="1e-5", batch_size=16, max_steps=5),
+        "[{first}]",
+        64,
+        _NAIVE_REWARD,
+    ),
+    "leaking": Job(
+        GOOD,
+        "{good}",
+        GOOD_TASKS,
+        EXACT_REWARD,
+        """class Copies(Tasks):
+    def load(self):
+        for task, (prompt, answer) in zip(super().load(), {dev} * 64):
+            yield Task(Data(prompt=prompt, world=task.data.world, answer=answer))
+
+
+__all__ = ["Copies"]""",
+    ),
+}
+"""Jobs of known quality, for every family: one that teaches it on the first try, one that is valid
+and teaches next to nothing, and one that trains on the dev examples, which validation refuses."""
+
+
 # Scripts.
 
 
 def reference(task: Task, rng: random.Random) -> Script:
     """A good job, written without a mistake."""
+    yield from _by_hand("reference", task, rng)
+
+
+def poor(task: Task, rng: random.Random) -> Script:
+    """A valid job that teaches next to nothing."""
+    yield from _by_hand("poor", task, rng)
+
+
+def leaking(task: Task, rng: random.Random) -> Script:
+    """A job that trains on the dev examples."""
+    yield from _by_hand("leaking", task, rng)
+
+
+def _by_hand(name: str, task: Task, rng: random.Random) -> Script:
     del rng
     replies = yield call("get_baseline_scores")
-    yield replace(GOOD, student=best_student(replies, task.rules.students)).write()
-    yield edit(_NAIVE_LEVELS, f"LEVELS = {good_levels(task)}")
-    yield edit(_NAIVE_TASKS, f"TASKS = {GOOD_TASKS}")
-    yield edit(_NAIVE_REWARD, EXACT_REWARD)
+    yield from JOBS[name].write(task, best_student(replies, task.rules.students))
     yield call("submit_job")
 
 
@@ -333,6 +398,8 @@ _SLIPS = (
 
 SCRIPTS: dict[str, ScriptMaker] = {
     "reference": reference,
+    "poor": poor,
+    "leaking": leaking,
     "random": random_choices,
     "broken": broken,
 }

@@ -10,11 +10,11 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from metatrainer.errors import ConfigError
-from metatrainer.families import inventory, persona, triage
+from metatrainer.families import calendar, inventory, ledger, persona, routes, triage
 from metatrainer.families.base import Family, Item, Tool
 
 GROUP = "metatrainer.families"
-_SHIPPED = {f.FAMILY.name: f.FAMILY for f in (persona, inventory, triage)}
+_SHIPPED = {f.FAMILY.name: f.FAMILY for f in (persona, inventory, ledger, routes, calendar, triage)}
 NAMES = tuple(_SHIPPED)
 """Those that ship: the nano students are pretrained on them."""
 

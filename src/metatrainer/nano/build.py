@@ -43,7 +43,7 @@ Say = Callable[[str], None]
 VOCABULARY = 1152
 CONVERSATIONS = 3000
 """Conversations that the agent is pretrained on; corpus.jsonl.gz beside the models keeps them."""
-STUDENT_TRACES = 120_000
+STUDENT_TRACES = 160_000
 CORPUS = "corpus.jsonl.gz"
 TOKENIZER = "tokenizer"
 CHECK_ITEMS = 256
@@ -68,21 +68,27 @@ STUDENTS = (
         "nano-wren",
         size=(64, 2, 2, 512),
         skills={
-            "persona": Skill(share=0.4, right=0.18, lazy=0.3),
-            "inventory": Skill(share=0.15, right=0.01, lazy=0.9),
-            "triage": Skill(share=0.45, right=0.15, lazy=0.3),
+            "persona": Skill(share=0.25, right=0.12, lazy=0.3),
+            "inventory": Skill(share=0.06, right=0.01, lazy=0.9),
+            "ledger": Skill(share=0.30, right=0.18, lazy=0.3),
+            "routes": Skill(share=0.06, right=0.01, lazy=0.9),
+            "calendar": Skill(share=0.08, right=0.02, lazy=0.9),
+            "triage": Skill(share=0.25, right=0.12, lazy=0.3),
         },
-        pretraining=PretrainSettings(steps=5000, batch=256, learning_rate=4e-3, seed=1),
+        pretraining=PretrainSettings(steps=6000, batch=256, learning_rate=4e-3, seed=1),
     ),
     StudentRecipe(
         "nano-finch",
         size=(80, 2, 4, 512),
         skills={
-            "persona": Skill(share=0.15, right=0.01, lazy=0.9),
-            "inventory": Skill(share=0.4, right=0.15, lazy=0.4),
-            "triage": Skill(share=0.45, right=0.05, lazy=0.5),
+            "persona": Skill(share=0.06, right=0.01, lazy=0.9),
+            "inventory": Skill(share=0.22, right=0.07, lazy=0.4),
+            "ledger": Skill(share=0.08, right=0.02, lazy=0.9),
+            "routes": Skill(share=0.20, right=0.07, lazy=0.4),
+            "calendar": Skill(share=0.24, right=0.15, lazy=0.3),
+            "triage": Skill(share=0.20, right=0.05, lazy=0.5),
         },
-        pretraining=PretrainSettings(steps=5000, batch=256, learning_rate=3e-3, seed=2),
+        pretraining=PretrainSettings(steps=6000, batch=256, learning_rate=3e-3, seed=2),
     ),
 )
 AGENT = "nano-agent"
