@@ -66,7 +66,7 @@ class StudentRecipe:
 STUDENTS = (
     StudentRecipe(
         "nano-wren",
-        size=(64, 2, 2, 512),
+        size=(80, 2, 2, 512),
         skills={
             "persona": Skill(share=0.25, right=0.12, lazy=0.3),
             "inventory": Skill(share=0.06, right=0.01, lazy=0.9),
