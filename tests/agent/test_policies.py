@@ -74,7 +74,7 @@ def test_jobs_of_known_quality(lab: Lab) -> None:
     (order,) = lab.pool.orders
     assert "max_steps = 5" in files_of(order)["job.toml"]
     lab.id = EpisodeId("play", 0, 0, 1)
-    assert lab.follow(policies.leaking(lab.task, random.Random(0))).outcome == "rejected"
+    assert lab.follow(policies.leaking(lab.task, random.Random(0))).outcome == "cheating"
     assert len(lab.pool.orders) == 1
     assert "E-LEAK" in lab.answers()[-1]
 
