@@ -1,6 +1,6 @@
 """Nano GRPO jobs packed on one engine against the same jobs one after another, on one core.
 
-    python benchmarks/packing.py [--jobs 1,4,16,40,160] [--repeats 3] [--json]
+    python benchmarks/packing.py [--jobs 1,4,16,40,160] [--repeats 3]
 
 A job is 20 steps of 64 rollouts of two-hop persona questions, each with its own seed and learning
 rate. Rewards are computed in the process (the sandbox costs the same either way, see nano_job.py).
@@ -133,7 +133,6 @@ def main() -> None:
     parser.add_argument("--jobs", default="1,4,16,40")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--student", default="nano-wren")
-    parser.add_argument("--json", action="store_true", help="print JSON alone")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.inside:

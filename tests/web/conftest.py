@@ -83,6 +83,7 @@ def _play(
         "train_seconds": 2.0,
         "eval_seconds": 0.2,
         "slot": index % 2,
+        "seconds": 2.2,
         "began": 1e9 + 60 * step + 5 * (index // 2),
         "curve": [{"step": i, "reward": 0.1 * i, "dead_groups": 0.5, "seconds": 0.1}
                   for i in range(6)],

@@ -25,6 +25,8 @@ LIVE_SECONDS = 120.0
 """A run that has written nothing for longer is taken to be stopped."""
 LISTED_JOBS = 400
 """Newest jobs in the pool's table."""
+DRAWN_JOBS = 2000
+"""Newest jobs in the picture of the slots over time."""
 DIFF_LINES = 400
 PHASES = {
     "train": "training",
@@ -170,7 +172,7 @@ class PoolView:
     """busy over what the slots could have done; None where that is not known."""
     jobs: list[dict[str, Any]]
     spans: list[dict[str, Any]] = field(default_factory=list)
-    """slot, began and ended of jobs that say so, in seconds since the first began."""
+    """slot, began and ended of the newest jobs, in seconds since the first of them began."""
 
 
 # Runs
@@ -333,7 +335,7 @@ def pool_view(ledger: Ledger) -> PoolView:
         run = ledger.run()
         rows = ledger.query(_JOBS, LISTED_JOBS)
         ended = ledger.query("SELECT outcome, count(*), sum(seconds) FROM job GROUP BY 1")
-        spans = ledger.query(_SPANS)
+        spans = ledger.query(_SPANS, DRAWN_JOBS)
     pool = json.loads(run.config).get("pool", {}) if run else {}
     slots = pool["workers"] * pool["packed"] if pool.get("workers") else None
     slots = slots or (1 + max(s["slot"] for s in spans) if spans else None)
@@ -406,11 +408,11 @@ SELECT job.id, job.attempt, job.episode, job.student, job.done, job.outcome, job
 FROM job JOIN episode ON episode.id = job.episode ORDER BY job.rowid DESC LIMIT ?
 """
 _SPANS = """
-SELECT id, outcome, json_extract(result, '$.slot') AS slot,
-    json_extract(result, '$.began') AS began,
-    json_extract(result, '$.began') + seconds AS ended
-FROM job WHERE done AND json_extract(result, '$.slot') IS NOT NULL
-    AND json_extract(result, '$.began') IS NOT NULL ORDER BY began
+WITH newest AS (SELECT id, outcome, result FROM job WHERE done ORDER BY rowid DESC LIMIT ?)
+SELECT id, outcome, result ->> '$.slot' AS slot, result ->> '$.began' AS began,
+    (result ->> '$.began') + (result ->> '$.seconds') AS ended
+FROM newest WHERE result ->> '$.slot' IS NOT NULL AND result ->> '$.began' IS NOT NULL
+ORDER BY began
 """
 
 
