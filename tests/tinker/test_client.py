@@ -264,10 +264,35 @@ def test_a_wrong_path_is_refused(service, path, error, message):
         service.create_training_client_from_state(path)
 
 
-@pytest.mark.parametrize("loss", ["ppo", "nonsense"])
+@pytest.mark.parametrize("loss", ["dro", "nonsense"])
 def test_a_loss_that_is_not_there_is_refused(service, loss):
     with pytest.raises(tinker.BadRequestError, match="supported: cross_entropy, importance"):
         fresh(service).forward_backward([datum()], loss)
+
+
+@pytest.mark.parametrize("loss", ["ppo", "cispo"])
+def test_what_a_ratio_is_clipped_to_can_be_set(service, loss):
+    """The token's ratio, exp(logprob + 2), lies far from 1: narrow and wide clips must differ."""
+    client, found = fresh(service), []
+    for low, high in ((0.8, 1.2), (0.0, 1e6)):
+        config = {"clip_low_threshold": low, "clip_high_threshold": high}
+        output = client.forward([datum(-1.0)], loss, config).result()
+        found.append(output.metrics["loss:sum"])
+    assert found[0] != pytest.approx(found[1])
+    assert client.forward([datum(-1.0)], loss).result().metrics["loss:sum"] == found[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"clip": 0.2}, "has no loss_fn_config 'clip'; it has: clip_low_threshold"),
+        ({"clip_low_threshold": "low"}, "is a finite number"),
+        ({"clip_low_threshold": float("nan")}, "is a finite number"),
+    ],
+)
+def test_a_setting_that_the_loss_does_not_have_is_refused(service, config, says):
+    with pytest.raises(tinker.BadRequestError, match=says):
+        fresh(service).forward_backward([datum()], "ppo", config)
 
 
 def test_missing_loss_inputs_are_named(service):

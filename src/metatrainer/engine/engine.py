@@ -23,7 +23,7 @@ from metatrainer.engine.batching import common_prefix, families_of, micro_batche
 from metatrainer.engine.decode import Decoder, Feed, Sample, SamplingParams, Turn, draw
 from metatrainer.engine.files import load_model, load_tokenizer
 from metatrainer.engine.lora import AdamParams, Adapter
-from metatrainer.engine.losses import INPUTS, LOSSES
+from metatrainer.engine.losses import CONFIG, INPUTS, LOSSES, LossConfig
 from metatrainer.engine.model import (
     Plain,
     Prefix,
@@ -84,6 +84,8 @@ class Update:
     rows: list[TrainRow]
     adapter: int
     loss_fn: str
+    config: LossConfig = field(default_factory=dict)
+    """Settings of the loss that are not its defaults."""
 
 
 @dataclass(frozen=True)
@@ -339,22 +341,27 @@ class Engine:
     # Training
 
     def forward_backward(
-        self, rows: list[TrainRow], adapter: int, loss_fn: str, backward: bool = True
+        self,
+        rows: list[TrainRow],
+        adapter: int,
+        loss_fn: str,
+        backward: bool = True,
+        config: LossConfig | None = None,
     ) -> TrainOutput:
         """Add the gradient of the summed loss to the adapter's. backward=False only evaluates.
 
-        Raises ConfigError for a loss this engine does not have.
+        Raises ConfigError for a loss, or a setting of it, that this engine does not have.
         """
-        return self.forward_backward_many([Update(rows, adapter, loss_fn)], backward)[0]
+        return self.forward_backward_many([Update(rows, adapter, loss_fn, config or {})], backward)[
+            0
+        ]
 
     def forward_backward_many(
         self, updates: Sequence[Update], backward: bool = True
     ) -> list[TrainOutput]:
         """The same for several adapters in shared passes: rows of one touch no other's gradient."""
         for update in updates:
-            if update.loss_fn not in LOSSES:
-                known = ", ".join(LOSSES)
-                raise ConfigError(f"unknown loss {update.loss_fn!r}; this engine has {known}")
+            _check_loss(update.loss_fn, update.config)
         batch = _Batch(updates)
         todo = micro_batches(batch.lengths, self._budget)
         while todo:
@@ -431,7 +438,8 @@ class Engine:
                 for name in INPUTS[loss_fn]
             }
             end = begin + sum(len(places[i]) for i in mine)
-            losses[u] = LOSSES[loss_fn](picked[begin:end], inputs)
+            config = {**CONFIG[loss_fn], **batch.updates[u].config}
+            losses[u] = LOSSES[loss_fn](picked[begin:end], inputs, config)
             begin = end
         return losses, picked.detach()
 
@@ -513,6 +521,17 @@ class _Batch:
             TrainOutput(loss, [row.tolist() for row in rows])
             for loss, rows in zip(self._loss, self._logprobs)
         ]
+
+
+def _check_loss(loss_fn: str, config: LossConfig) -> None:
+    if loss_fn not in LOSSES:
+        raise ConfigError(f"unknown loss {loss_fn!r}; this engine has {', '.join(LOSSES)}")
+    for key, value in config.items():
+        if key not in CONFIG[loss_fn]:
+            known = ", ".join(CONFIG[loss_fn]) or "no settings"
+            raise ConfigError(f"{loss_fn} has no setting {key!r}; it has {known}")
+        if not isinstance(value, int | float):
+            raise ConfigError(f"{key} of {loss_fn} is a number, found {value!r}")
 
 
 def _places(row: TrainRow, names: tuple[str, ...]) -> np.ndarray:

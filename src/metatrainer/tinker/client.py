@@ -299,14 +299,18 @@ class TrainingClient(_Ready):
         return self._model.tokenizer()
 
     def _pass(
-        self, data: Sequence[types.Datum], loss_fn: str, config: object, backward: bool
+        self,
+        data: Sequence[types.Datum],
+        loss_fn: str,
+        config: Mapping[str, float | str] | None,
+        backward: bool,
     ) -> APIFuture[types.ForwardBackwardOutput]:
-        convert.check_loss(loss_fn, config)
+        settings = convert.check_loss(loss_fn, config)
 
         def work(engine: Engine, adapter: int) -> types.ForwardBackwardOutput:
             rows = [convert.train_row(d, loss_fn, engine.config.vocab_size) for d in data]
             return convert.train_output(
-                engine.forward_backward(rows, adapter, loss_fn, backward=backward)
+                engine.forward_backward(rows, adapter, loss_fn, backward, settings)
             )
 
         return self._call(work)

@@ -5,7 +5,8 @@ Knows the loss functions that the engine has and what each of them needs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tinker
@@ -20,11 +21,15 @@ from metatrainer.engine import (
     TrainOutput,
     TrainRow,
 )
+from metatrainer.engine.losses import CONFIG
 from metatrainer.tinker.checkpoints import refusal
 
+_POLICY_INPUTS = {"logprobs": "old_logprobs", "advantages": "advantages"}
 LOSSES: dict[str, dict[str, str]] = {
     "cross_entropy": {"weights": "weights"},
-    "importance_sampling": {"logprobs": "old_logprobs", "advantages": "advantages"},
+    "importance_sampling": _POLICY_INPUTS,
+    "ppo": _POLICY_INPUTS,
+    "cispo": _POLICY_INPUTS,
 }
 """Loss function -> its inputs besides target_tokens, as the SDK calls them and as a row does."""
 
@@ -34,14 +39,21 @@ def bad_request(message: str) -> tinker.APIStatusError:
     return refusal(tinker.BadRequestError, message)
 
 
-def check_loss(loss_fn: str, config: object) -> None:
-    """Raise BadRequestError for a loss that the engine does not have."""
+def check_loss(loss_fn: str, config: Mapping[str, float | str] | None) -> dict[str, float]:
+    """The settings of a loss. Raises BadRequestError for what the engine does not have."""
     if loss_fn not in LOSSES:
         raise bad_request(
             f"loss_fn {loss_fn!r} is not supported in process; supported: {', '.join(LOSSES)}"
         )
-    if config:
-        raise bad_request(f"{loss_fn} takes no loss_fn_config, got {config}")
+    settings = {}
+    for key, value in (config or {}).items():
+        if key not in CONFIG[loss_fn]:
+            known = ", ".join(CONFIG[loss_fn]) or "none"
+            raise bad_request(f"{loss_fn} has no loss_fn_config {key!r}; it has: {known}")
+        if isinstance(value, str) or not math.isfinite(value):
+            raise bad_request(f"loss_fn_config {key} is a finite number, got {value!r}")
+        settings[key] = float(value)
+    return settings
 
 
 def prompt_ids(prompt: types.ModelInput, vocabulary: int) -> list[int]:
