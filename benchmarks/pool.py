@@ -1,6 +1,6 @@
 """The pool: how full it keeps its slots, and what it costs a job.
 
-    python benchmarks/pool.py [--jobs 200] [--repeats 3] [--json]
+    python benchmarks/pool.py [--jobs 200] [--repeats 3] [--ray] [--json]
 
 Utilisation is simulated: the pool's own scheduling, with virtual time in place of workers, runs 54
 batches of 40 jobs over 16 slots. Durations are spread as the pod bills of the original experiment
@@ -11,7 +11,9 @@ batch's first job to its last (waste of the scheduling), once for jobs that are 
 and once over the whole run, with a minute for the agent's update between batches.
 
 Overhead is measured: the time of a job that does nothing, through a real worker process, one after
-another and many at a time. Quote the medians.
+another and many at a time; with --ray also through an actor of a cluster that is started here (on
+a machine without a network: unshare -n sh -c 'ip link set lo up; python benchmarks/pool.py --ray').
+Quote the medians.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from metatrainer.pool import jobdir
 from metatrainer.pool.base import JobOrder, JobResult
 from metatrainer.pool.lanes import Lanes
 from metatrainer.pool.local import LocalPool
+from metatrainer.pool.ray import RESOURCE, RayPool
 
 BATCHES, JOBS, SLOTS = 54, 40, 16
 SHORTEST, LONGEST = 174.0, 401.0
@@ -117,12 +120,12 @@ async def _run(rng: random.Random, longest_first: bool) -> dict[str, float]:
     }
 
 
-async def overhead(jobs: int, packed: int) -> dict[str, float]:
+async def overhead(jobs: int, kind: type[LocalPool | RayPool], **where: Any) -> dict[str, float]:
     """Milliseconds of a job that does nothing: one after another, and all at once."""
-    settings = RunSettings(pool=PoolSettings(workers=1, packed=packed))
+    settings = RunSettings(pool=PoolSettings(workers=1, packed=4, **where))
     with tempfile.TemporaryDirectory() as folder:
         orders = [_order(Path(folder), n) for n in range(2 * jobs)]
-        pool = LocalPool(settings, 0, body="pool:NoWork")
+        pool = kind(settings, 0, body="pool:NoWork")
         await pool.start()
         try:
             began = time.perf_counter()
@@ -144,7 +147,20 @@ def _order(folder: Path, n: int) -> JobOrder:
     return order
 
 
-def measure(jobs: int, repeats: int) -> dict[str, Any]:
+def on_ray(jobs: int, repeats: int) -> list[dict[str, float]]:
+    """The same on a cluster of one node."""
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "resources": {RESOURCE: 1}}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    where = {"kind": "ray", "address": cluster.address}
+    try:
+        return [asyncio.run(overhead(jobs, RayPool, **where)) for _ in range(repeats)]
+    finally:
+        cluster.shutdown()
+
+
+def measure(jobs: int, repeats: int, ray: bool) -> dict[str, Any]:
     """All figures."""
     from _machine import facts
 
@@ -152,8 +168,10 @@ def measure(jobs: int, repeats: int) -> dict[str, Any]:
         name: _median([simulate(seed, longest_first) for seed in range(repeats)])
         for name, longest_first in (("longest_first", True), ("as_they_come", False))
     }
-    runs = [asyncio.run(overhead(jobs, packed=4)) for _ in range(repeats)]
-    return {**facts(), "utilisation": simulated, "overhead": {"local": _median(runs)}}
+    spent = {"local": _median([asyncio.run(overhead(jobs, LocalPool)) for _ in range(repeats)])}
+    if ray:
+        spent["ray"] = _median(on_ray(jobs, repeats))
+    return {**facts(), "utilisation": simulated, "overhead": spent}
 
 
 def _median(rows: list[dict[str, float]]) -> dict[str, float]:
@@ -164,11 +182,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--ray", action="store_true")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([here, *filter(None, sys.path)])
-    figures = measure(given.jobs, given.repeats)
+    figures = measure(given.jobs, given.repeats, given.ray)
     if given.json:
         print(json.dumps(figures, indent=2))
         return

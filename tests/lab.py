@@ -62,6 +62,9 @@ class RecordingPool:
         jobdir.write_result(order.job_dir, result)
         return result
 
+    def holds(self, job_id: str, attempt: int) -> bool:
+        return False
+
     async def baselines(self, family: str) -> list[Score]:
         return [score("nano-wren", 0.31), score("nano-finch", 0.12)]
 

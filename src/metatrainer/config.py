@@ -90,13 +90,22 @@ class EvalSettings(Settings):
 class PoolSettings(Settings):
     """Where jobs run."""
 
-    kind: Literal["local"] = "local"
-    """local: worker processes on this machine."""
+    kind: Literal["local", "ray"] = "local"
+    """local: worker processes on this machine. ray: actors on the nodes of a Ray cluster, which all
+    see the run's folder."""
     workers: int | None = Field(None, ge=1)
-    """Worker processes; left out, one for each core."""
+    """Worker processes; left out, one for each core. A cluster does not say: give their number."""
+    address: str | None = None
+    """Address of a Ray cluster's head; left out, that of RAY_ADDRESS."""
     packed: int = Field(4, ge=1, le=64)
     """Jobs that one worker runs at a time: those on the same base model share the engine's passes.
     1 gives every job a process of its own."""
+
+    @model_validator(mode="after")
+    def _cluster_has_workers(self) -> PoolSettings:
+        if self.kind == "ray" and self.workers is None:
+            raise ValueError('kind "ray" needs workers: how many of them the cluster\'s nodes take')
+        return self
 
 
 class MoneySettings(Settings):

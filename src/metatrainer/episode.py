@@ -268,7 +268,8 @@ class Episode:
         if last is None:
             return 1
         ended = jobdir.read_result(job_dir, job_id) is not None
-        if ended or not jobdir.claimed(job_dir, last.attempt):
+        under_way = self._pool.holds(job_id, last.attempt)
+        if ended or under_way or not jobdir.claimed(job_dir, last.attempt):
             return last.attempt
         # It ran until its controller was gone, which was after that one's last write.
         began = jobdir.claimed_at(job_dir, last.attempt)

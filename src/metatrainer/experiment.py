@@ -17,7 +17,7 @@ from metatrainer.config import RunSettings
 from metatrainer.ledger import Ledger
 from metatrainer.outer import loop
 from metatrainer.outer.episodes import episode_maker
-from metatrainer.pool.local import LocalPool
+from metatrainer.pool.kinds import make_pool
 from metatrainer.progress import Progress
 from metatrainer.report import figure, text
 from metatrainer.report.summary import Summary, summarise
@@ -32,7 +32,7 @@ async def run(settings: RunSettings, run_dir: RunDir, *, resume: bool, progress:
     with Ledger(run_dir.ledger) as ledger:
         hidden_seed = enter(ledger, run_dir.name, settings)
         pool, validator = (
-            LocalPool(settings, hidden_seed),
+            make_pool(settings, hidden_seed),
             Validator(unsafe=settings.unsafe_without_sandbox),
         )
         async with running(pool), running(validator):

@@ -26,7 +26,7 @@ from metatrainer.errors import ConfigError
 from metatrainer.experiment import enter, running
 from metatrainer.ledger import Ledger
 from metatrainer.outer.plan import derive
-from metatrainer.pool.local import LocalPool
+from metatrainer.pool.kinds import make_pool
 from metatrainer.reward import Terms
 from metatrainer.students import catalogue
 from metatrainer.tinker.checkpoints import CheckpointStore
@@ -69,7 +69,7 @@ async def play_one(
         task = draw_task(settings, family, seed, hidden_seed)
         policy = find_agent(agent, settings.agent)(task, seed)
         pool, validator = (
-            LocalPool(settings, hidden_seed),
+            make_pool(settings, hidden_seed),
             Validator(1, settings.unsafe_without_sandbox),
         )
         async with running(pool), running(validator):
@@ -97,7 +97,7 @@ async def play_all(
     with Ledger(folder / "ledger.sqlite") as ledger:
         hidden_seed = enter(ledger, folder.name, settings)
         pool, validator = (
-            LocalPool(settings, hidden_seed),
+            make_pool(settings, hidden_seed),
             Validator(unsafe=settings.unsafe_without_sandbox),
         )
         async with running(pool), running(validator):

@@ -168,3 +168,14 @@ def test_the_only_worker_does_not_rest() -> None:
             lanes.give_back(lane)
 
     with_lanes(action, workers=1, packed=1)
+
+
+def test_a_lane_of_a_job_that_was_found_running_is_taken() -> None:
+    async def action(lanes: Lanes) -> None:
+        found = lanes.occupy(1)
+        taken = [await lanes.take("wren") for _ in range(3)]
+        assert sorted(lane.slot for lane in (found, *taken)) == [0, 1, 2, 3]
+        lanes.give_back(found)
+        assert (await lanes.take("wren")).slot == found.slot
+
+    with_lanes(action, workers=2, packed=2)

@@ -50,6 +50,9 @@ class _NoPool:
     async def run(self, order: JobOrder) -> JobResult:
         return JobResult(job_id=order.job_id, attempt=order.attempt, outcome="ok")
 
+    def holds(self, job_id: str, attempt: int) -> bool:
+        return False
+
     async def baselines(self, family: str) -> list[Score]:
         means = sorted((self._rng.uniform(0.0, 0.5) for _ in self._students), reverse=True)
         order = self._rng.sample(self._students, len(self._students))

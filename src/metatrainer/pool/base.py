@@ -107,5 +107,9 @@ class Pool(Protocol):
         pool itself is broken; a job that fails is a result. One that is LOST has not ended: order
         it again under its next attempt."""
 
+    def holds(self, job_id: str, attempt: int) -> bool:
+        """Whether an attempt that an earlier controller ordered is still under way here: order it
+        again under the same number to hear how it ends."""
+
     async def baselines(self, family: str) -> list[Score]:
         """Hidden scores of all untrained students, best first."""

@@ -98,6 +98,10 @@ class Lanes:
                 self.give_back(waiting.lane.result())
             raise
 
+    def occupy(self, worker: int) -> Lane:
+        """Take a lane of a worker for a job that is in it already."""
+        return self._occupy(self._workers[worker], base="", alone=False)
+
     def give_back(self, lane: Lane) -> None:
         """Free a lane for the next job."""
         worker = self._workers[lane.worker]
@@ -131,7 +135,7 @@ class Lanes:
             if self._closed:
                 self._leave(waiting).set_exception(PoolError("the pool is closed"))
             elif worker := self._choose(waiting, open_to_all):
-                self._leave(waiting).set_result(self._occupy(worker, waiting))
+                self._leave(waiting).set_result(self._occupy(worker, waiting.base, waiting.alone))
             elif waiting.alone:  # keep the emptiest worker free of new jobs until it is empty
                 kept = min(open_to_all, key=lambda worker: len(worker.bases), default=None)
                 open_to_all = [worker for worker in open_to_all if worker is not kept]
@@ -152,11 +156,11 @@ class Lanes:
 
         return min(free, key=rank, default=None)
 
-    def _occupy(self, worker: _Worker, waiting: _Waiting) -> Lane:
+    def _occupy(self, worker: _Worker, base: str, alone: bool) -> Lane:
         first = worker.number * self._packed
         slot = next(s for s in range(first, first + self._packed) if s not in worker.bases)
-        worker.bases[slot] = waiting.base
-        worker.alone = waiting.alone
+        worker.bases[slot] = base
+        worker.alone = alone
         return Lane(worker.number, slot)
 
     def _leave(self, waiting: _Waiting) -> asyncio.Future[Lane]:

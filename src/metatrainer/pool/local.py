@@ -1,40 +1,16 @@
-"""A pool of warm worker processes on this machine, each of which takes several jobs at a time.
-
-Knows which worker gets a job and when one is given up; knows nothing about what a job does.
-"""
+"""A pool of warm worker processes on this machine. Knows how they are started, nothing more."""
 
 from __future__ import annotations
 
-import asyncio
-import math
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 from metatrainer.config import RunSettings
-from metatrainer.errors import PoolError, WorkerFault
-from metatrainer.pool import jobdir
-from metatrainer.pool.base import (
-    GRACE_SECONDS,
-    LOST,
-    JobOrder,
-    JobResult,
-    longest_seconds,
-    slots_of,
-)
-from metatrainer.pool.lanes import Lane, Lanes
-from metatrainer.pool.pace import Pace
+from metatrainer.pool.base import GRACE_SECONDS, slots_of
 from metatrainer.pool.process import STOP_SECONDS, WorkerProcess
 from metatrainer.pool.worker import Setup
-from metatrainer.students.score import Score
-
-BODY = "metatrainer.pool.bench:Bench"
-STARTS = 3
-"""How many workers are tried for a job before the pool is taken for broken."""
+from metatrainer.pool.workers import BODY, WorkerPool
 
 
-class LocalPool:
-    """Worker processes, each with one torch thread; jobs wait in line for a free lane."""
+class LocalPool(WorkerPool):
+    """Worker processes, each with one torch thread, that end with this process."""
 
     def __init__(
         self,
@@ -46,138 +22,16 @@ class LocalPool:
         stop_seconds: float = STOP_SECONDS,
     ):
         """body: what the workers run, as module:factory. stop_seconds: see WorkerProcess."""
-        self.slots = slots_of(settings.pool)
-        workers = self.slots // settings.pool.packed
-        self._students = settings.students
-        self._job_seconds = longest_seconds(settings, grace_seconds)
-        self._eval_seconds = grace_seconds
-        self._workers = [
-            WorkerProcess(
-                body,
-                Setup(slot=number, settings=settings, secret_seed=secret_seed).model_dump(
-                    mode="json"
-                ),
-                stop_seconds,
-            )
-            for number in range(workers)
+        setups = [
+            Setup(slot=number, settings=settings, secret_seed=secret_seed)
+            for number in range(slots_of(settings.pool) // settings.pool.packed)
         ]
-        self._lanes = Lanes(workers, settings.pool.packed)
-        self._pace = Pace()
-        self._suspects: set[str] = set()
-        self._baselines: dict[str, asyncio.Task[list[Score]]] = {}
-        self._closed = False
-
-    async def start(self) -> None:
-        """Start all workers. Raises PoolError with what the first broken one said."""
-        try:
-            await asyncio.gather(*(worker.start() for worker in self._workers))
-        except BaseException:
-            await self.close()
-            raise
-
-    async def close(self) -> None:
-        """End all workers, idle ones in order and busy ones by force."""
-        self._closed = True
-        self._lanes.close()
-        for task in self._baselines.values():
-            task.cancel()
-        await asyncio.gather(*(worker.close() for worker in self._workers))
-        await asyncio.gather(*self._baselines.values(), return_exceptions=True)
-
-    async def run(self, order: JobOrder) -> JobResult:
-        """Run a job on the next free lane, or collect its result."""
-        if done := jobdir.read_result(order.job_dir, order.job_id):
-            return done
-        # A job that went down with others may be why they did; with a worker to itself, it shows.
-        alone = order.job_id in self._suspects
-        async with self._lane(order.student, alone, self._pace.expected(order)) as lane:
-            request = {"order": order.model_dump(mode="json"), "slot": lane.slot}
-            began, clock = time.time(), time.monotonic()
-            try:
-                answer = await self._workers[lane.worker].ask(request, self._job_seconds)
-                result = JobResult.model_validate(answer["result"])
-                self._pace.note(result, order)
-                return result
-            except WorkerFault as fault:
-                lane.faulty = True
-                if self._closed:  # not the job's fault: it stays open and is run again
-                    raise PoolError(f"the pool was closed while {order.job_id} ran") from None
-                seconds = time.monotonic() - clock
-                return self._ended(order, fault, lane.slot, began, seconds)
-
-    async def baselines(self, family: str) -> list[Score]:
-        """Hidden scores of all untrained students, best first; measured once."""
-        if family not in self._baselines:
-            self._baselines[family] = asyncio.create_task(self._measure(family))
-        return await asyncio.shield(self._baselines[family])
+        workers = [
+            WorkerProcess(body, setup.model_dump(mode="json"), stop_seconds) for setup in setups
+        ]
+        super().__init__(settings, workers, grace_seconds)
+        self._processes = workers
 
     def pids(self) -> list[int]:
         """Process ids of the live workers."""
-        return [worker.pid for worker in self._workers if worker.pid is not None]
-
-    def _ended(
-        self, order: JobOrder, fault: WorkerFault, slot: int, began: float, seconds: float
-    ) -> JobResult:
-        """A result for a job whose worker is gone: its own if it got that far, else the fault."""
-        if done := jobdir.read_result(order.job_dir, order.job_id):
-            return done
-        # A job is to blame only for what went wrong between its start and its trained adapter.
-        begun = jobdir.claimed(order.job_dir, order.attempt)
-        trained = jobdir.read_trained(order.job_dir, order.job_id) is not None
-        result = JobResult(
-            job_id=order.job_id,
-            attempt=order.attempt,
-            outcome=fault.kind if begun and not trained else LOST,
-            message=fault.message,
-            slot=slot,
-            began=began,
-            seconds=seconds,
-        )
-        if result.outcome == LOST:
-            self._suspects.add(order.job_id)
-        else:
-            jobdir.write_result(order.job_dir, result)
-        return result
-
-    async def _measure(self, family: str) -> list[Score]:
-        scores = await asyncio.gather(*(self._baseline(family, s) for s in self._students))
-        return sorted(scores, key=lambda score: -score.mean)
-
-    async def _baseline(self, family: str, student: str) -> Score:
-        request = {"family": family, "student": student}
-        why = ""
-        for alone in (False, True):
-            # Jobs are judged against baselines, so that much waits for them: they go first.
-            async with self._lane(student, alone, math.inf) as lane:
-                try:
-                    answer = await self._workers[lane.worker].ask(request, self._eval_seconds)
-                    return Score.model_validate(answer["score"])
-                except WorkerFault as fault:
-                    lane.faulty = True
-                    why = fault.message
-                    if fault.kind != LOST:
-                        break
-        raise PoolError(f"no baseline of {student} on {family}: {why}")
-
-    @asynccontextmanager
-    async def _lane(self, student: str, alone: bool, expected: float) -> AsyncIterator[Lane]:
-        lane = await self._lane_of_live_worker(student, alone, expected)
-        try:
-            yield lane
-        finally:
-            self._lanes.give_back(lane)
-
-    async def _lane_of_live_worker(self, student: str, alone: bool, expected: float) -> Lane:
-        broken = PoolError("no worker was tried")
-        for _ in range(STARTS):
-            lane = await self._lanes.take(student, alone=alone, expected=expected)
-            try:
-                await self._workers[lane.worker].start()  # at once, unless it was killed
-                return lane
-            except PoolError as error:
-                broken = error
-                self._lanes.give_back_dead(lane)
-            except BaseException:
-                self._lanes.give_back(lane)
-                raise
-        raise broken
+        return [worker.pid for worker in self._processes if worker.pid is not None]

@@ -84,6 +84,8 @@ def run_job(body: Body, order: JobOrder, slot: int, stop: threading.Event) -> Jo
     """
     began, clock = time.time(), time.monotonic()
     if not jobdir.claim(order):
+        if ended := jobdir.read_result(order.job_dir, order.job_id):
+            return ended
         return _failed(order, "crashed", f"attempt {order.attempt} was started before")
     try:
         result = body.train(order, stop)
@@ -116,12 +118,16 @@ def _serve(body: Body, requests: BinaryIO, channel: _Channel) -> None:
         threading.Thread(target=_answer, args=given, daemon=True).start()
 
 
-def _answer(body: Body, request: dict[str, Any], stop: threading.Event, channel: _Channel) -> None:
+def answer(body: Body, request: dict[str, Any], stop: threading.Event) -> dict[str, Any]:
+    """Do what is asked. What goes wrong is the answer."""
     try:
-        answer = _do(body, request, stop)
+        return _do(body, request, stop)
     except Exception as error:
-        answer = {"error": visible(f"{type(error).__name__}: {error}", MESSAGE_CHARS)}
-    channel.send({"id": request["id"], **answer})
+        return {"error": visible(f"{type(error).__name__}: {error}", MESSAGE_CHARS)}
+
+
+def _answer(body: Body, request: dict[str, Any], stop: threading.Event, channel: _Channel) -> None:
+    channel.send({"id": request["id"], **answer(body, request, stop)})
 
 
 def _do(body: Body, request: dict[str, Any], stop: threading.Event) -> dict[str, Any]:

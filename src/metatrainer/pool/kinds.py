@@ -1,0 +1,14 @@
+"""Makes the pool that the settings name. Knows which kinds there are, nothing more."""
+
+from __future__ import annotations
+
+from metatrainer.config import RunSettings
+from metatrainer.pool.local import LocalPool
+from metatrainer.pool.ray import RayPool
+from metatrainer.pool.workers import WorkerPool
+
+
+def make_pool(settings: RunSettings, secret_seed: int) -> WorkerPool:
+    """The pool of a run. secret_seed: of its hidden items."""
+    kind = RayPool if settings.pool.kind == "ray" else LocalPool
+    return kind(settings, secret_seed)
