@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from metatrainer.report.alerts import Played, alerts_of_step, dead_groups
+from pathlib import Path
+
+from metatrainer.ledger import Ledger
+from metatrainer.report.alerts import (
+    Played,
+    alerts_after,
+    alerts_of_run,
+    alerts_of_step,
+    dead_groups,
+)
 
 
 def _played(
@@ -47,3 +56,22 @@ def test_the_same_submission_again_and_again() -> None:
 
 def test_a_few_episodes_say_nothing() -> None:
     assert _kinds(_played([0.0] * 4)) == []
+
+
+def test_alerts_are_read_from_a_ledger(tmp_path: Path) -> None:
+    """A step that collapsed, one with jobs of one submission, one still going on."""
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        ledger.create_run("r", "nano", "{}", 0, {})
+        ledger.add_task("t", "persona", "train", "{}")
+        for step, same in ((0, True), (1, False), (2, True)):
+            for index in range(16):
+                id = f"train-{step:03d}-{index // 4:02d}-{index % 4:02d}"
+                ledger.open_episode(id, "train", step, index // 4, index % 4, "t")
+                ledger.start_job(f"{id}-0123abcd", id, 1, "wren", "{}")
+                total = -0.1 if same else index / 16
+                ledger.finish_episode(id, 0, 0, 0, total, "ok", None, None, None, 1.0)
+            if step < 2:
+                ledger.finish_step(step, 0.0, "{}", 1.0)
+        kinds = [(alert.step, alert.kind) for alert in alerts_of_run(ledger)]
+        assert kinds == [(0, "collapsed"), (1, "no novelty")]
+        assert [alert.kind for alert in alerts_after(ledger, 2)] == ["collapsed"]

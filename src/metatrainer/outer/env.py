@@ -24,6 +24,7 @@ from metatrainer.outer.conversation import Conversation
 from metatrainer.outer.plan import Planned, training_step
 from metatrainer.outer.replay import now_playing
 from metatrainer.progress import MeanTerms, Progress
+from metatrainer.report.alerts import alerts_after
 from metatrainer.reward import Terms
 
 
@@ -196,9 +197,13 @@ class _Count:
         mean = sum(t.total for t in self._terms) / len(self._terms)
         terms = MeanTerms.of(self._terms)
         outcomes = [t.outcome for t in self._terms]
+        alerts = alerts_after(self._ledger, self._step)
         metrics = {
             **asdict(terms),
             "outcomes": {word: outcomes.count(word) for word in sorted(set(outcomes))},
+            "alerts": {alert.kind: alert.text for alert in alerts},
         }
         if self._ledger.finish_step(self._step, mean, json.dumps(metrics), seconds):
             self._progress.step_finished(self._step, mean, terms, seconds)
+            for alert in alerts:
+                self._progress.message(f"alert at step {alert.step}: {alert.kind}, {alert.text}")

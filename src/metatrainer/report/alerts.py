@@ -1,7 +1,6 @@
 """What is going wrong in a run, named from its episodes alone.
 
-Knows rewards, outcomes and submissions of one step at a time; knows nothing about how alerts are
-shown.
+Knows rewards, outcomes and submissions; knows nothing about how alerts are shown.
 """
 
 from __future__ import annotations
@@ -9,6 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from metatrainer.ledger import Ledger
 
 DEAD_GROUPS = 0.5
 """More groups without any spread of reward leave the agent little to learn from."""
@@ -39,6 +40,32 @@ class Alert:
     step: int
     kind: str
     text: str
+
+
+# A job's id ends with the digest of its files.
+_PLAYED = """
+SELECT step, grp, total, outcome, (SELECT substr(id, -8) FROM job WHERE job.episode = episode.id)
+FROM episode WHERE phase = 'train' AND done AND ? IN (step, -1)
+"""
+
+
+def alerts_of_run(ledger: Ledger) -> list[Alert]:
+    """Alerts of all steps that are done, in order."""
+    played = _played(ledger)
+    return [a for row in ledger.steps() for a in alerts_of_step(row.n, played.get(row.n, []))]
+
+
+def alerts_after(ledger: Ledger, step: int) -> list[Alert]:
+    """Alerts of a step whose episodes are over."""
+    return alerts_of_step(step, _played(ledger, step).get(step, []))
+
+
+def _played(ledger: Ledger, step: int = -1) -> dict[int, list[Played]]:
+    """Training episodes by step; of one step, or of all."""
+    found: dict[int, list[Played]] = defaultdict(list)
+    for at, *rest in ledger.query(_PLAYED, step):
+        found[at].append(Played(*rest))
+    return found
 
 
 def alerts_of_step(step: int, episodes: Sequence[Played]) -> list[Alert]:

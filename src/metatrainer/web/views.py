@@ -18,7 +18,7 @@ from typing import Any
 
 from metatrainer.errors import ConfigError
 from metatrainer.ledger import EpisodeRow, EvalRow, Ledger
-from metatrainer.report.alerts import Alert, Played, alerts_of_step, dead_groups
+from metatrainer.report.alerts import Alert, Played, alerts_of_run, dead_groups
 from metatrainer.report.summary import TERMS
 
 LIVE_SECONDS = 120.0
@@ -212,7 +212,7 @@ def run_view(ledger: Ledger) -> RunView:
         done = [int(r[0]) for r in ledger.query("SELECT n FROM step ORDER BY n")]
         sums = ledger.query(_SUMS)
         heldout = ledger.query(_HELDOUT)
-        played = ledger.query(_PLAYED)
+        alerts = alerts_of_run(ledger)
         baselines = ledger.evals("baseline")
         students = ledger.query(_CHOSEN)
         outcomes = ledger.query("SELECT outcome, count(*) FROM episode WHERE done GROUP BY 1")
@@ -224,7 +224,7 @@ def run_view(ledger: Ledger) -> RunView:
         curves={term: [whole[s][term] for s in sorted(whole)] for term in ("reward", *TERMS)},
         families=_by_family([r for r in sums if r["step"] in steps]),
         heldout=_heldout(heldout),
-        alerts=_alerts(played, steps),
+        alerts=alerts,
         chosen=_chosen(students, sorted(steps)),
         outcomes={r[0]: r[1] for r in outcomes},
         baselines=baselines,
@@ -382,11 +382,6 @@ SELECT phase, family, count(*) AS n, sum(total) AS reward, sum(total * total) AS
 FROM episode JOIN task ON task.id = episode.task
 WHERE phase LIKE 'heldout%' AND done GROUP BY phase, family ORDER BY family
 """
-# A job's id ends with the digest of its files.
-_PLAYED = """
-SELECT step, grp, total, outcome, (SELECT substr(id, -8) FROM job WHERE job.episode = episode.id)
-FROM episode WHERE phase = 'train' AND done
-"""
 _CHOSEN = """
 SELECT step, student, count(*) FROM episode
 WHERE phase = 'train' AND done AND student IS NOT NULL GROUP BY step, student
@@ -455,13 +450,6 @@ def _heldout(rows: Sequence[Any]) -> dict[str, dict[str, Point]]:
         found[row["family"]][when] = _point(row["reward"], row["reward2"], row["n"])
         found[row["family"]][f"quality {when}"] = _point(row["quality"], row["quality2"], row["n"])
     return dict(found)
-
-
-def _alerts(rows: Sequence[Any], steps: set[int]) -> list[Alert]:
-    played: dict[int, list[Played]] = defaultdict(list)
-    for step, *rest in rows:
-        played[step].append(Played(*rest))
-    return [a for step in sorted(steps) for a in alerts_of_step(step, played[step])]
 
 
 def _chosen(rows: Sequence[Any], steps: list[int]) -> dict[str, list[int]]:
