@@ -22,6 +22,7 @@ from torch import Tensor
 from metatrainer.engine.batching import common_prefix, families_of, micro_batches
 from metatrainer.engine.decode import Decoder, Feed, Sample, SamplingParams, Turn, draw
 from metatrainer.engine.files import load_model, load_tokenizer
+from metatrainer.engine.head import target_logprobs
 from metatrainer.engine.lora import AdamParams, Adapter
 from metatrainer.engine.losses import CONFIG, INPUTS, LOSSES, LossConfig
 from metatrainer.engine.model import (
@@ -424,9 +425,8 @@ class Engine:
         width = ids.shape[1]
         at = np.concatenate([i * width + p - starts[i] for i, p in enumerate(places)])
         states = hidden.flatten(0, 1).index_select(0, self._tensor(at))
-        logits = F.linear(states, self.base.head).float()
         targets = np.concatenate([np.asarray(r.targets)[p] for r, p in zip(rows, places)])
-        picked = -F.cross_entropy(logits, self._tensor(targets), reduction="none")
+        picked = target_logprobs(states, self.base.head, self._tensor(targets))
         losses, begin = {}, 0
         for u in dict.fromkeys(owners):
             mine = [i for i, owner in enumerate(owners) if owner == u]

@@ -1,0 +1,39 @@
+"""The last layer in training: log-probabilities of given tokens, without a table of all of them.
+
+One function of autograd, so that a vocabulary's worth of numbers for each token is written once and
+turned into its own gradient in place, where the library's parts would make four tables.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def target_logprobs(states: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+    """Log-probability of each target [M] after its state [M, d]; head [V, d] gets no gradient."""
+    picked: Tensor = _TargetLogprobs.apply(states, head, targets)
+    return picked
+
+
+class _TargetLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+        logits = F.linear(states, head).float()
+        top = logits.amax(dim=-1, keepdim=True)
+        chosen = logits.gather(1, targets[:, None])
+        weight = logits.sub_(top).exp_()
+        total = weight.sum(dim=-1, keepdim=True)
+        ctx.save_for_backward(weight, total, head, targets)
+        return (chosen - top - total.log())[:, 0]
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, None, None]:
+        weight, total, head, targets = ctx.saved_tensors
+        slope = given[0][:, None].to(weight.dtype)
+        gradient = weight.mul_(-slope / total)  # softmax, times what comes from above; used once
+        gradient.scatter_add_(1, targets[:, None], slope)
+        return gradient.to(head.dtype) @ head, None, None
