@@ -307,6 +307,37 @@ def test_a_job_that_the_pool_loses_is_retried_and_every_attempt_is_entered(
     assert result and result.outcome == last  # the job is over, whichever way
 
 
+def test_a_result_file_that_is_damaged_costs_one_attempt(lab: Lab) -> None:
+    def damage(order: JobOrder) -> None:
+        jobdir.claim(order)
+        (order.job_dir / jobdir.RESULT).write_bytes(b'{"job_id": "\xff')
+        raise KeyboardInterrupt
+
+    lab.pool.on_run = damage
+    with pytest.raises(KeyboardInterrupt):
+        lab.play(WRITE, call("submit_job"))
+    lab.pool.on_run = lambda order: None
+    assert lab.play(WRITE, call("submit_job")).outcome == "ok"
+    assert [order.attempt for order in lab.pool.orders] == [1, 2]
+
+
+def test_a_clock_that_jumps_back_charges_nothing_below_zero(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(order: JobOrder) -> None:
+        jobdir.claim(order)
+        raise KeyboardInterrupt
+
+    lab.pool.on_run = die
+    with pytest.raises(KeyboardInterrupt):
+        lab.play(WRITE, call("submit_job"))
+    monkeypatch.setattr(jobdir, "claimed_at", lambda job_dir, attempt: 4e9)
+    lab.pool.on_run = lambda order: None
+    assert lab.play(WRITE, call("submit_job")).outcome == "ok"
+    lost = lab.ledger.job(lab.pool.orders[0].job_id, 1)
+    assert lost and (lost.outcome, lost.seconds) == ("lost", 0.0)
+
+
 def test_a_job_starts_the_moment_it_is_valid(lab: Lab) -> None:
     async def until_submitted(episode: Episode) -> None:
         await episode.respond(WRITE)

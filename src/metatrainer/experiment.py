@@ -23,7 +23,7 @@ from metatrainer.report import figure, text
 from metatrainer.report.summary import Summary, summarise
 from metatrainer.rundir import RunDir
 
-_NOTED = ("numpy", "peft", "tinker", "tinker-cookbook", "torch", "transformers", "verifiers")
+_NOTED = ("numpy", "peft", "ray", "tinker", "tinker-cookbook", "torch", "transformers", "verifiers")
 """Packages whose versions a run is entered with."""
 
 

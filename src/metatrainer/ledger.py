@@ -289,16 +289,18 @@ class Ledger:
         """
         with self._lock:
             if self._depth == 0:
-                self._db.execute("BEGIN IMMEDIATE" if self._guard else "BEGIN")
+                self._begin()
             self._depth += 1
             try:
                 yield
                 if self._depth == 1:
                     self._touch()
                     self._db.execute("COMMIT")
-            except BaseException:
+            except BaseException as error:
                 if self._depth == 1 and self._db.in_transaction:
                     self._db.execute("ROLLBACK")
+                if isinstance(error, sqlite3.OperationalError):
+                    raise self._cannot_write(error) from error
                 raise
             finally:
                 self._depth -= 1
@@ -537,6 +539,15 @@ class Ledger:
             return [self._export(folder / f"{name}.csv", sql) for name, sql in _EXPORTS.items()]
 
     # -- inside -----------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        try:
+            self._db.execute("BEGIN IMMEDIATE" if self._guard else "BEGIN")
+        except sqlite3.OperationalError as error:
+            raise self._cannot_write(error) from error
+
+    def _cannot_write(self, error: sqlite3.OperationalError) -> LedgerError:
+        return LedgerError(f"{self.path}: {error}; mend that and resume the run: nothing is lost")
 
     def _insert(self, table: str, values: Sequence[Any]) -> bool:
         marks = ", ".join("?" * len(values))

@@ -234,3 +234,24 @@ def test_csv_prints_the_sentinel_only_for_a_missing_post_score(
     assert float(jobs["j1"]["post"]) == -1.0 and jobs["j1"]["message"] == "line 1\nline 2"
     assert float(tables["steps"][0]["mean_reward"]) == 0.425
     assert tables["evals"][0]["scope"] == "baseline"
+
+
+def test_a_full_disk_is_one_clear_error_and_loses_nothing(ledger: Ledger) -> None:
+    open_episode(ledger, "e", 0)
+    (pages,) = ledger.query("PRAGMA page_count")[0]
+    ledger.query(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(LedgerError, match=r"disk is full.*resume"):
+        ledger.record_message("e", 0, "user", json.dumps("x" * 1_000_000))
+    ledger.query("PRAGMA max_page_count = 100000")
+    assert ledger.record_message("e", 0, "user", json.dumps("x" * 1_000_000))
+    assert [row.n for row in ledger.messages("e")] == [0]
+
+
+def test_a_locked_database_is_one_clear_error(ledger: Ledger) -> None:
+    ledger.query("PRAGMA busy_timeout = 50")
+    with sqlite3.connect(ledger.path, isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(LedgerError, match="locked"):
+            open_episode(ledger, "e", 0)
+        other.execute("ROLLBACK")
+    open_episode(ledger, "e", 0)

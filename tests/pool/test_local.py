@@ -510,3 +510,19 @@ def test_a_worker_that_does_not_start_again_is_replaced_by_another(
             await pool.run(make_order(tmp_path, "after"))
 
     with_pool(action, workers=2)
+
+
+def test_a_disk_without_room_for_the_result_does_not_end_the_job(tmp_path: Path) -> None:
+    order = make_order(tmp_path, "job")
+    blocked = order.job_dir / jobdir.RESULT
+    blocked.mkdir()  # no file can take its place
+
+    async def action(pool: LocalPool) -> None:
+        result = await pool.run(order)
+        assert (result.outcome, "cannot write" in result.message) == ("lost", True)
+        blocked.rmdir()
+        assert (await pool.run(order.model_copy(update={"attempt": 2}))).outcome == "ok"
+
+    with_pool(action)
+    with pytest.raises(PoolError, match=r"cannot write .*resume"):
+        jobdir.write_durably(tmp_path / "no" / "folder", "text")

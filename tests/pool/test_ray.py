@@ -43,9 +43,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads(lines[0].removeprefix("REPORT"))
 
 
-pytestmark = pytest.mark.pool
-
-
 @pytest.mark.slow
 def test_a_cluster_that_is_not_there_or_too_small_is_one_clear_message(
     report: dict[str, Any],

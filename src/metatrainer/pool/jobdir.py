@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from metatrainer.errors import PoolError
 from metatrainer.pool.base import JobOrder, JobResult
 
 FILES = "files"
@@ -90,7 +91,7 @@ def read_trained(job_dir: Path, job_id: str) -> JobResult | None:
 def _read(path: Path, job_id: str) -> JobResult | None:
     try:
         result = JobResult.model_validate_json(path.read_bytes())
-    except (FileNotFoundError, ValidationError):
+    except (OSError, ValidationError):
         return None
     return result if result.job_id == job_id else None
 
@@ -100,15 +101,23 @@ def _gate(job_dir: Path, attempt: int) -> Path:
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all, even after a power loss."""
+    """Write a file so that it is there whole or not at all, even after a power loss.
+
+    Raises PoolError where there is no room for it.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise PoolError(
+            f"cannot write {path}: {error.strerror}; mend that and resume the run"
+        ) from None

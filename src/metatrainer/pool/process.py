@@ -87,8 +87,8 @@ class WorkerProcess:
         except asyncio.CancelledError:
             await asyncio.shield(self._stop(id))
             raise
-        if "error" in given:
-            raise WorkerFault("crashed", given["error"])
+        if "error" in given:  # not of the job itself, which would be its result
+            raise WorkerFault("lost", given["error"])
         return given
 
     async def kill(self) -> None:

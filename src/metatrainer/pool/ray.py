@@ -137,7 +137,7 @@ class RayWorker:
             self._forget(actor)
             raise WorkerFault(LOST, f"its actor is gone: {_first_line(error)}") from None
         if "error" in given:
-            raise WorkerFault("crashed", given["error"])
+            raise WorkerFault(LOST, given["error"])
         return dict(given)
 
     async def close(self) -> None:
