@@ -100,7 +100,9 @@ def run_job(body: Body, order: JobOrder, slot: int, stop: threading.Event) -> Jo
         result = _failed(order, outcome, f"{type(error).__name__}: {error}")
     spent = {"slot": slot, "began": began, "seconds": time.monotonic() - clock}
     result = result.model_copy(update=spent)
-    if result.outcome not in (LOST, STOPPED):
+    # A worker that was given up for dead may yet come to its end; the attempt after it counts then.
+    overtaken = jobdir.claimed(order.job_dir, order.attempt + 1)
+    if not overtaken and result.outcome not in (LOST, STOPPED):
         jobdir.write_result(order.job_dir, result)
     return result
 
