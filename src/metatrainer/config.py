@@ -180,11 +180,12 @@ def parse_config(data: dict[str, Any]) -> RunSettings:
 
 
 def check_names(settings: RunSettings) -> None:
-    """See that what a run names exists and that its caps can be kept.
+    """See that what a run names exists, that its caps can be kept and its pool can be had.
 
     Raises ConfigError with key and hint.
     """
     from metatrainer import families, money
+    from metatrainer.pool import kinds
     from metatrainer.students import catalogue
 
     agent = settings.agent
@@ -199,6 +200,7 @@ def check_names(settings: RunSettings) -> None:
         with _blaming("agent.model"):
             catalogue.get(agent.model, "agent")
     money.check(settings)
+    kinds.check(settings.pool)
 
 
 def to_toml(settings: RunSettings) -> str:

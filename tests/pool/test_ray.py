@@ -98,3 +98,14 @@ def test_without_an_address_nothing_is_joined(monkeypatch: pytest.MonkeyPatch) -
     pool = make_pool(parse_config({"pool": {"kind": "ray", "workers": 1}}), 7)
     with pytest.raises(ConfigError, match="RAY_ADDRESS"):
         asyncio.run(pool.start())
+
+
+def test_a_run_on_a_cluster_that_is_not_there_creates_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    text = '[pool]\nkind = "ray"\naddress = "127.0.0.1:1"\nworkers = 1\n'
+    (tmp_path / "run.toml").write_text(text)
+    command = [sys.executable, "-m", "metatrainer", "train", "run.toml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no Ray cluster at 127.0.0.1:1" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from metatrainer.config import RunSettings
+from metatrainer.config import PoolSettings, RunSettings
+from metatrainer.pool import ray
 from metatrainer.pool.local import LocalPool
 from metatrainer.pool.ray import RayPool
 from metatrainer.pool.workers import WorkerPool
+
+
+def check(settings: PoolSettings) -> None:
+    """See before anything begins that such a pool can be had here. Raises ConfigError."""
+    if settings.kind == "ray":
+        ray.check(settings)
 
 
 def make_pool(settings: RunSettings, secret_seed: int) -> WorkerPool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib
+import importlib.util
 import os
 import socket
 import threading
@@ -20,7 +21,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from metatrainer.config import RunSettings
+from metatrainer.config import PoolSettings, RunSettings
 from metatrainer.errors import ConfigError, PoolError, WorkerFault
 from metatrainer.pool.base import GRACE_SECONDS, LOST, slots_of
 from metatrainer.pool.process import STOP_SECONDS
@@ -48,7 +49,7 @@ class RayPool(WorkerPool):
         stop_seconds: float = STOP_SECONDS,
     ):
         """body: what the workers run, as module:factory. stop_seconds: see WorkerProcess."""
-        self._address = settings.pool.address or os.environ.get("RAY_ADDRESS")
+        self._where = settings.pool
         # A name that all controllers of the run know, from the one thing that is the run's alone.
         digest = hashlib.sha256(f"metatrainer {secret_seed}".encode()).hexdigest()
         self._namespace = f"metatrainer-{digest[:16]}"
@@ -70,7 +71,7 @@ class RayPool(WorkerPool):
 
         Raises ConfigError without Ray or a cluster, PoolError if its nodes take too few workers.
         """
-        await asyncio.to_thread(_join, self._address, self._namespace, len(self._actors))
+        await asyncio.to_thread(_join, self._where, self._namespace, len(self._actors))
         await super().start()
         for number, actor in enumerate(self._actors):
             for key in actor.held:
@@ -228,25 +229,37 @@ class Host:
         os._exit(0)
 
 
-def _join(address: str | None, namespace: str, workers: int) -> None:
-    try:
-        import ray
-    except ImportError:
+def check(settings: PoolSettings) -> str:
+    """See that Ray is installed and that a cluster's head listens; returns its address.
+
+    Raises ConfigError.
+    """
+    if importlib.util.find_spec("ray") is None:
         raise ConfigError(
             'pool.kind is "ray", which is not installed; pip install "metatrainer[ray]"'
-        ) from None
+        )
+    address = settings.address or os.environ.get("RAY_ADDRESS")
     if address is None:
         raise ConfigError(
             'pool.kind is "ray": give the address of its head in pool.address or RAY_ADDRESS'
         )
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():  # Ray itself would wait for it without end
+        try:
+            socket.create_connection((host, int(port)), timeout=KNOCK_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise _no_cluster(address, settings.workers, error) from None
+    return address
+
+
+def _join(settings: PoolSettings, namespace: str, workers: int) -> None:
+    address = check(settings)
+    import ray
+
     try:
-        _knock(address)
         ray.init(address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError) as error:
-        raise ConfigError(
-            f"no Ray cluster at {address} ({_first_line(error)}); start one with: ray start --head"
-            f" --resources='{{\"{RESOURCE}\": {workers}}}'"
-        ) from None
+        raise _no_cluster(address, workers, error) from None
     there = int(ray.cluster_resources().get(RESOURCE, 0))
     if there < workers:
         _leave()
@@ -257,11 +270,11 @@ def _join(address: str | None, namespace: str, workers: int) -> None:
         )
 
 
-def _knock(address: str) -> None:
-    """See that somebody listens, which Ray itself waits for without end. Raises OSError."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=KNOCK_SECONDS).close()
+def _no_cluster(address: str, workers: int | None, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"no Ray cluster at {address} ({_first_line(error)}); start one with: ray start --head"
+        f" --resources='{{\"{RESOURCE}\": {workers}}}'"
+    )
 
 
 def _leave() -> None:
