@@ -104,9 +104,9 @@ def test_mistakes_are_answered_and_the_episode_goes_on(lab: Lab) -> None:
 def test_later_attempts_are_worth_less(lab: Lab) -> None:
     terms = lab.play(
         WRITE,
-        edit("async def score", "def score"),
+        edit("async def correct", "def correct"),
         call("submit_job"),
-        edit("    def score", "    async def score"),
+        edit("    def correct", "    async def correct"),
         call("submit_job"),
     )
     assert (terms.validation, terms.outcome) == (0.5, "ok")
@@ -228,9 +228,9 @@ def test_the_same_messages_get_the_same_answers_in_a_later_process(lab: Lab) -> 
     messages = (
         call("get_baseline_scores"),
         WRITE,
-        edit("async def score", "def score"),
+        edit("async def correct", "def correct"),
         call("submit_job"),
-        edit("    def score", "    async def score"),
+        edit("    def correct", "    async def correct"),
         call("submit_job"),
     )
     first = lab.play(*messages)

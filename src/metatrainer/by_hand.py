@@ -147,7 +147,7 @@ def compiled(
     *,
     gpus: int,
     model: str | None,
-    harness: str,
+    full: bool,
     config_path: Path,
     settings: RunSettings,
 ) -> Compiled | list[Finding]:
@@ -171,7 +171,7 @@ def compiled(
         config_path=str(config_path),
         run_name=folder.resolve().name,
         gpus=1 if gpus == 1 else 2,
-        harness=harness,
+        full=full,
         evaluation=settings.evaluation,
     )
     return compile_job(spec, known, target)

@@ -128,9 +128,9 @@ def job_compile(
             show_default="the shipped model that job.toml names",
         ),
     ] = None,
-    harness: Annotated[
-        str, typer.Option(help="Verifiers harness that gives students their tools.")
-    ] = "null",
+    full: Annotated[
+        bool, typer.Option("--full", help="Train all weights instead of an adapter.")
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", help="Write the config here.", show_default="print it"),
@@ -152,7 +152,7 @@ def job_compile(
         family,
         gpus=gpus,
         model=model,
-        harness=harness,
+        full=full,
         config_path=out or Path("rl.toml"),
         settings=_settings(config, settings),
     )

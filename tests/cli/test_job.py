@@ -65,7 +65,7 @@ def test_a_new_job_is_valid_as_it_stands(job: Job, tmp_path: Path) -> None:
 
 
 def test_a_broken_job_is_refused_with_its_findings(job: Job, folder: Path) -> None:
-    change(folder / "environment" / "__init__.py", "async def score", "def score")
+    change(folder / "environment" / "__init__.py", "async def correct", "def correct")
     done = job("validate", "persona-job", *PERSONA)
     assert done.returncode == 1
     assert "E-ASYNC environment/__init__.py" in done.stdout and "refused: 1" in done.stderr
@@ -131,7 +131,7 @@ def test_a_job_compiles_for_one_gpu_and_for_two(job: Job, folder: Path, tmp_path
     assert config["run"]["name"] == "persona-job"
     command = one.stdout.splitlines()[-1]
     assert command == f"# run: CUDA_VISIBLE_DEVICES=0,0 PYTHONPATH={folder} rl @ rl.toml"
-    assert "lookup" in one.stderr
+    assert "metatrainer" in one.stderr
     two = job("compile", "persona-job", *PERSONA, "--model", "Qwen/Qwen3-0.6B", "-o", "to.toml")
     assert two.stdout == f"CUDA_VISIBLE_DEVICES=0,1 PYTHONPATH={folder} rl @ to.toml\n"
     config = tomllib.loads((tmp_path / "to.toml").read_text())

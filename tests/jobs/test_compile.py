@@ -12,7 +12,14 @@ import pytest
 
 from metatrainer import families, toml
 from metatrainer.errors import ConfigError
-from metatrainer.jobs.compile import PRIME_RL_COMMIT, Target, compile_job
+from metatrainer.jobs.compile import (
+    PRIME_RL_COMMIT,
+    Target,
+    compile_job,
+    port,
+    server_config,
+    server_device,
+)
 from metatrainer.jobs.prime_rl_rules import broken_rules
 from metatrainer.jobs.spec import JobSpec, parse_job_toml
 
@@ -192,9 +199,35 @@ def test_the_text_names_the_commit_and_an_unknown_model_gets_the_default_rendere
     assert at(compiled().config, renderer) == "auto"
 
 
-def test_a_harness_without_tools_is_said():
-    assert "lookup" in compiled().notes[0]
-    assert compiled(harness="my_harness").notes == []
+def test_students_get_their_tools_from_our_harness():
+    for part in ("train", "eval"):
+        harness = at(compiled().config, f"orchestrator.{part}.source.0.env.agent.harness")
+        assert harness == {"id": "metatrainer_harness", "family": "persona"}
+    assert "metatrainer" in compiled().notes[0]
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_all_weights_can_be_trained(gpus):
+    config = compiled(gpus=gpus, full=True).config
+    assert SCHEMA.is_valid(config) and broken_rules(config) == []
+    assert "lora" not in config["trainer"]["model"]
+    assert "enable_lora" not in config["inference"]["vllm"]
+
+
+def test_a_server_that_runs_already_is_used():
+    done = compiled(serve=False, slot=2)
+    assert SCHEMA.is_valid(done.config) and broken_rules(done.config) == []
+    assert "inference" not in done.config and at(done.config, "deployment.num_infer_gpus") == 0
+    assert done.environment["CUDA_VISIBLE_DEVICES"] == "4"
+    target = Target(model="/models/student", serve=False, slot=2)
+    assert server_device(target) == 5
+    config = server_config(target, 512)
+    assert at(config, "server.port") == port(target)
+    assert at(done.config, "orchestrator.model.client.admin_base_url") == [
+        f"http://127.0.0.1:{port(target)}"
+    ]
+    alone = {"$defs": SCHEMA.schema["$defs"], "$ref": "#/$defs/InferenceConfig"}
+    assert SCHEMA.evolve(schema=alone).is_valid(config)
 
 
 BROKEN = {

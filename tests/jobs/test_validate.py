@@ -103,7 +103,7 @@ def toml(extra, model="nano-wren"):
 
 
 MANY = "for i in range(TASKS):"
-HEAD = "    @vf.reward(weight=1.0)\n    async def score(self, trace: vf.Trace) -> float:"
+HEAD = "    @vf.reward(weight=1.0)\n    async def correct(self, trace: vf.Trace) -> float:"
 
 BROKEN = {
     "no settings": (without("job.toml"), "E-FILE job.toml is missing"),
@@ -121,12 +121,12 @@ BROKEN = {
     "null byte": ({**GOOD, PACKAGE: "\0"}, f"E-SYNTAX {PACKAGE}"),
     "syntax": (changed("class Data(", "class Data(("), "E-SYNTAX " + at("class Data")),
     "not async": (
-        changed("    async def score", "    def score"),
+        changed("    async def correct", "    def correct"),
         "E-ASYNC " + at("async"),
     ),
     "old arguments": (
-        changed("score(self, trace: vf.Trace)", "score(self, completion, answer)"),
-        f"E-ARGS {at('async def')} reward score takes completion, answer; allowed: self, task, tr",
+        changed("correct(self, trace: vf.Trace)", "correct(self, completion, answer)"),
+        f"E-ARGS {at('async def')} reward correct takes completion, answer; allowed: self, task",
     ),
     "old api": (
         changed("__all__", "def load_environment(): return vf.Rubric()\n\n__all__"),

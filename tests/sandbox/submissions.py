@@ -17,7 +17,7 @@ class Data(vf.TaskData):
 
 class Task(vf.Task[Data]):
     @vf.reward(weight=1.0)
-    async def score(self, task, trace):
+    async def correct(self, task, trace):
 {textwrap.indent(textwrap.dedent(at_reward), " " * 8)}
         return {returns}
 

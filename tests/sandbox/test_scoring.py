@@ -176,7 +176,7 @@ def test_a_failing_reward_spoils_only_its_row(guest, value, said):
 def test_a_reward_that_is_not_async_is_told(guest):
     text = submission()["environment/__init__.py"].replace("async def", "def")
     with guest.session({"environment/__init__.py": text}, "environment", {}, 5) as session:
-        assert "write 'async def score'" in session.score([(0, chat("x"))])[0].error
+        assert "write 'async def correct'" in session.score([(0, chat("x"))])[0].error
 
 
 STRUCTURE = {
@@ -224,3 +224,12 @@ def test_a_task_that_was_not_loaded_cannot_be_scored(guest):
     session = guest.session(submission(tasks=2), "environment", {}, 5)
     with session, pytest.raises(IndexError):
         session.score([(2, chat("x"))])
+
+
+def test_a_reward_must_not_take_the_place_of_the_librarys_own_method(guest):
+    files = {p: t.replace("def correct", "def score") for p, t in submission().items()}
+    with (
+        guest.session(files, "environment", {}, 5) as session,
+        pytest.raises(EnvError, match="rename your reward"),
+    ):
+        session.load()

@@ -109,7 +109,7 @@ REWARDS = (_NAIVE_REWARD, EXACT_REWARD, "reply[:3] == self.data.answer[:3]", "le
 """Conditions for a reward of 1, some of them no good."""
 _LAST_LINE = '__all__ = ["Tasks"]'
 BROKEN_EDITS = (
-    ("async def score", "def score"),
+    ("async def correct", "def correct"),
     ("return 1.0 if", "return 1.0 iff"),
     ("else 0.0", "else 1.0"),
     ("TASKS = ", "TASKS == "),

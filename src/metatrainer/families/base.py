@@ -185,7 +185,7 @@ class Data(vf.TaskData):
 
 class Task(vf.Task[Data]):
     @vf.reward(weight=1.0)
-    async def score(self, trace: vf.Trace) -> float:
+    async def correct(self, trace: vf.Trace) -> float:
         reply = trace.last_reply.strip()
         return 1.0 if self.data.answer in reply else 0.0
 

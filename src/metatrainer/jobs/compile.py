@@ -24,8 +24,8 @@ from metatrainer.jobs.spec import JobSpec
 PRIME_RL_COMMIT = "559b44772e471d1538537b8805cc77f3824a5e64"
 """The prime-rl whose config this is. Its schema changes often: run this one."""
 
-NO_TOOLS = "null"
-"""The harness of verifiers that only talks."""
+HARNESS = "metatrainer_harness"
+"""The package of jobs/harness.py as verifiers imports it: it runs the family's tools."""
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The layers that the embedded engine adapts."""
 FIRST_PORT = 20_000
@@ -34,6 +34,12 @@ PORTS = 100
 SHARED_MEMORY = 0.4
 """Share of a GPU for the inference server where the trainer needs the rest."""
 OWN_MEMORY = 0.9
+MAX_LORA_RANK = 64
+"""Highest rank that a job may ask for: a server of our own serves any job."""
+NEEDED = (
+    "prime-rl's Python needs metatrainer too, for the students' tools: "
+    "pip install --no-deps metatrainer"
+)
 THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
@@ -54,8 +60,11 @@ class Target(Settings):
     """2: one trains and one samples; 1: both on the same."""
     slot: int = Field(0, ge=0, le=99)
     """Which place on the machine: GPUs and ports of different slots are different."""
-    harness: str = NO_TOOLS
-    """Verifiers harness that runs the conversations; the students' tools come from it."""
+    full: bool = False
+    """Train all weights instead of an adapter. What comes back is then a model of its own, which no
+    pool accepts: for a job by hand."""
+    serve: bool = True
+    """Let rl start its inference server; else one runs already, on the slot's port."""
     evaluation: EvalSettings = EvalSettings()
     """Turns of a conversation, and sampling of the check on practice tasks."""
 
@@ -66,6 +75,8 @@ class Compiled:
 
     config: dict[str, Any]
     """The whole rl.toml."""
+    environment: dict[str, str]
+    """Variables that its processes need."""
     commands: list[str]
     """What starts it, for a shell."""
     notes: list[str]
@@ -83,19 +94,49 @@ def compile_job(spec: JobSpec, family: Family, target: Target) -> Compiled:
         raise ConfigError(
             "[environment] args has the key 'id', which names the taskset; rename the argument"
         )
+    server = inference(target, spec.prime_rl.seq_len, spec.prime_rl.lora_rank)
     config = {
         **_run(spec, target),
-        "inference": _inference(spec, target),
-        "trainer": _trainer(spec),
+        **({"inference": server} if target.serve else {}),
+        "trainer": _trainer(spec, target),
         "orchestrator": _orchestrator(spec, family, target),
     }
     if broken := broken_rules(config):
         raise ConfigError("prime-rl cannot run this job:\n" + "\n".join(broken))
-    return Compiled(config, _commands(target), _notes(family, target))
+    environment = _environment(target)
+    said = " ".join(f"{key}={shlex.quote(value)}" for key, value in environment.items())
+    return Compiled(
+        config, environment, [f"{said} rl @ {shlex.quote(target.config_path)}"], [NEEDED]
+    )
+
+
+def port(target: Target) -> int:
+    """Port of the slot's inference server."""
+    return _port(target, 0)
+
+
+def server_config(target: Target, length: int) -> dict[str, Any]:
+    """The whole inference.toml of a server of our own for the student, for any job's adapter.
+
+    length: tokens of the longest conversation.
+    """
+    table = inference(target, length, MAX_LORA_RANK)
+    return {**table, "vllm": {"model": target.model, **table["vllm"]}}
+
+
+def server_device(target: Target) -> int:
+    """The GPU that a server of our own runs on."""
+    return _devices(target)[1]
 
 
 def _run(spec: JobSpec, target: Target) -> dict[str, Any]:
     s = spec.prime_rl
+    deployment = {
+        "type": "single_node",
+        "gpus_per_node": 2 if target.serve else 1,
+        "num_train_gpus": 1,
+        "num_infer_gpus": 1 if target.serve else 0,
+    }
     return {
         "max_steps": s.max_steps,
         "seq_len": s.seq_len,
@@ -103,13 +144,8 @@ def _run(spec: JobSpec, target: Target) -> dict[str, Any]:
         "clean": False,
         "run": {"name": target.run_name},
         "model": {"name": target.model},
-        # Two devices in either form: for one GPU, the command names it twice.
-        "deployment": {
-            "type": "single_node",
-            "gpus_per_node": 2,
-            "num_train_gpus": 1,
-            "num_infer_gpus": 1,
-        },
+        # With a server two devices in either form: for one GPU, the command names it twice.
+        "deployment": deployment,
         # Adapters are broadcast through files: NCCL carries none, and refuses a GPU named twice.
         "weight_broadcast": {"type": "filesystem"},
         "rollout_transport": {"type": "zmq", "host": "localhost", "port": _port(target, 3)},
@@ -118,7 +154,11 @@ def _run(spec: JobSpec, target: Target) -> dict[str, Any]:
     }
 
 
-def _inference(spec: JobSpec, target: Target) -> dict[str, Any]:
+def inference(target: Target, length: int, rank: int) -> dict[str, Any]:
+    """The [inference] table. length: tokens of a conversation; rank: of the largest adapter."""
+    lora = {} if target.full else {"enable_lora": True, "max_lora_rank": rank}
+    # By its name a model's format of calls is known; what a folder holds is in Qwen3's.
+    parser = {"tool_call_parser": "hermes"} if _is_path(target.model) else {}
     return {
         # One engine needs no router in front of it, and not every machine has its binary.
         "router": "None",
@@ -126,16 +166,22 @@ def _inference(spec: JobSpec, target: Target) -> dict[str, Any]:
         "backend_port": _port(target, 1),
         "vllm": {
             "data_parallel_rpc_port": _port(target, 2),
-            "enable_lora": True,
-            "max_lora_rank": spec.prime_rl.lora_rank,
-            "max_model_len": spec.prime_rl.seq_len,
+            **lora,
+            **parser,
+            "max_model_len": length,
             "gpu_memory_utilization": SHARED_MEMORY if target.gpus == 1 else OWN_MEMORY,
         },
     }
 
 
-def _trainer(spec: JobSpec) -> dict[str, Any]:
+def _trainer(spec: JobSpec, target: Target) -> dict[str, Any]:
     rank = spec.prime_rl.lora_rank
+    lora = {
+        "rank": rank,
+        "alpha": float(2 * rank),
+        "dropout": 0.0,
+        "target_modules": list(LORA_TARGETS),
+    }
     return {
         "model": {
             # Made for large models; a small one only waits for them.
@@ -143,12 +189,7 @@ def _trainer(spec: JobSpec) -> dict[str, Any]:
             "ac": "None",
             "ac_offloading": "None",
             "optim_cpu_offload": False,
-            "lora": {
-                "rank": rank,
-                "alpha": float(2 * rank),
-                "dropout": 0.0,
-                "target_modules": list(LORA_TARGETS),
-            },
+            **({} if target.full else {"lora": lora}),
         },
         "optim": {
             "type": "adamw",
@@ -164,6 +205,9 @@ def _trainer(spec: JobSpec) -> dict[str, Any]:
 
 def _orchestrator(spec: JobSpec, family: Family, target: Target) -> dict[str, Any]:
     s = spec.prime_rl
+    server = f"http://127.0.0.1:{port(target)}"
+    # A folder has no name by which a renderer of its own could be found.
+    by_path = {"name": "default", "tool_parser": "qwen3"}
     return {
         "batch_size": s.batch_size,
         "group_size": s.group_size,
@@ -172,17 +216,16 @@ def _orchestrator(spec: JobSpec, family: Family, target: Target) -> dict[str, An
         "env_server_base_port": _port(target, 10),
         "concurrency": {"max_inflight": s.batch_size},
         "algo": {"type": "grpo"},
-        # A folder has no name by which a renderer of its own could be found.
-        "renderer": {"name": "default" if _is_path(target.model) else "auto"},
+        "renderer": by_path if _is_path(target.model) else {"name": "auto"},
         # Its default is port 8000 whatever the server's is.
-        "model": {"client": {"base_url": f"http://127.0.0.1:{_port(target, 0)}/v1"}},
+        "model": {"client": {"base_url": f"{server}/v1", "admin_base_url": [server]}},
         "train": {
             "sampling": {
                 "temperature": s.temperature,
                 "max_completion_tokens": s.max_tokens,
                 "extra_body": THINKING,
             },
-            "source": [_source(f"{family.name}-train", spec, target)],
+            "source": [_source("train", spec, family, target)],
         },
         "eval": _practice(spec, family, target),
     }
@@ -204,35 +247,31 @@ def _practice(spec: JobSpec, family: Family, target: Target) -> dict[str, Any]:
             "max_completion_tokens": evaluation.max_tokens,
             "extra_body": THINKING,
         },
-        "source": [_source(f"{family.name}-practice", spec, target)],
+        "source": [_source("practice", spec, family, target)],
     }
 
 
-def _source(name: str, spec: JobSpec, target: Target) -> dict[str, Any]:
+def _source(part: str, spec: JobSpec, family: Family, target: Target) -> dict[str, Any]:
     agent = {
         "max_turns": target.evaluation.max_turns,
-        "harness": {"id": target.harness},
+        "harness": {"id": HARNESS, "family": family.name},
         # prime-rl's own default is a sandbox that is rented by the rollout.
         "runtime": {"type": "subprocess"},
     }
     taskset = {"id": spec.environment.module, **spec.environment.args}
-    return {"name": name, "env": {"taskset": taskset, "agent": agent}}
+    return {"name": f"{family.name}-{part}", "env": {"taskset": taskset, "agent": agent}}
 
 
-def _commands(target: Target) -> list[str]:
+def _environment(target: Target) -> dict[str, str]:
+    train, serve = _devices(target)
+    visible = f"{train},{serve}" if target.serve else f"{train}"
+    return {"CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": target.job_dir}
+
+
+def _devices(target: Target) -> tuple[int, int]:
+    """The slot's GPUs: which one trains and which one samples."""
     first = target.slot * target.gpus
-    devices = (first, first) if target.gpus == 1 else (first, first + 1)
-    return [
-        f"CUDA_VISIBLE_DEVICES={devices[0]},{devices[1]} "
-        f"PYTHONPATH={shlex.quote(target.job_dir)} rl @ {shlex.quote(target.config_path)}"
-    ]
-
-
-def _notes(family: Family, target: Target) -> list[str]:
-    if target.harness != NO_TOOLS or not family.tools:
-        return []
-    names = ", ".join(tool.name for tool in family.tools)
-    return [f"the harness {NO_TOOLS!r} gives students no tools; {family.name} has {names}"]
+    return first, first + target.gpus - 1
 
 
 def _port(target: Target, offset: int) -> int:

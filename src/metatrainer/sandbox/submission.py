@@ -169,7 +169,9 @@ class Submission:
         taskset = find_taskset(import_package(self.module))
         self.stage = "load"
         self.tasks = list(itertools.islice(iter(make(taskset, self.args)), limit))
-        self._builder = TraceBuilder(self.tasks[0]) if self.tasks else None
+        if self.tasks:
+            check_names(self.tasks[0])
+            self._builder = TraceBuilder(self.tasks[0])
         return [row(task) for task in self.tasks]
 
     def score(self, batch: list[tuple[int, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
@@ -287,6 +289,18 @@ def hooks(task: Any, kind: str) -> list[Hook]:
     """The task's methods of a kind, without those that need a runtime: there is none here."""
     found = task.hooks(kind)
     return [Hook(fn) for fn in found if not needs_runtime(fn)]
+
+
+def check_names(task: Any) -> None:
+    """Refuse rewards that take the place of the library's own methods: no rollout would end well.
+
+    Here they would work, as scoring is done without those methods.
+    """
+    from verifiers.v1 import Task
+
+    found = [fn.__name__ for kind in ("metric", "reward") for fn in task.hooks(kind)]
+    if taken := sorted(set(found) & set(dir(Task))):
+        raise TypeError(f"{taken[0]!r} is a method of verifiers' Task itself; rename your reward")
 
 
 def needs_runtime(fn: Callable[..., Any]) -> bool:
