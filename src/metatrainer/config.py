@@ -51,7 +51,7 @@ class AgentSettings(Settings):
 class OuterSettings(Settings):
     """The outer loop: importance-sampling GRPO on the trainer agent."""
 
-    steps: int = Field(16, ge=1)
+    steps: int = Field(12, ge=1)
     """Updates of the agent."""
     groups: int = Field(4, ge=1)
     """Tasks in a step; episodes of one task form a group."""
