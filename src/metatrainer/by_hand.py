@@ -25,7 +25,7 @@ from metatrainer.jobs.spec import JOB_FILE, JobSpec, parse_job_toml
 from metatrainer.jobs.validate import TaskRules, Verdict, validate
 from metatrainer.pool import jobdir
 from metatrainer.pool.base import JobOrder, JobResult
-from metatrainer.pool.local import LocalPool
+from metatrainer.pool.kinds import make_pool
 from metatrainer.sandbox.host import MAX_FILES, MAX_FILES_SIZE, Guest
 from metatrainer.students import catalogue
 from metatrainer.students.score import Score
@@ -126,7 +126,7 @@ async def run(
     settings = trial.settings.model_copy(
         update={"students": (student,), "pool": PoolSettings(workers=1, packed=1)}
     )
-    pool = LocalPool(settings, trial.hidden_seed)
+    pool = make_pool(settings, trial.hidden_seed)
     with tempfile.TemporaryDirectory(prefix="metatrainer-") as folder:
         order = JobOrder(
             job_id="by-hand", family=trial.family, job_dir=Path(folder), student=student, seed=seed

@@ -108,6 +108,25 @@ class PoolSettings(Settings):
         return self
 
 
+class InnerSettings(Settings):
+    """How students are trained."""
+
+    trainer: Literal["embedded", "prime-rl"] = "embedded"
+    """embedded: the engine that comes along. prime-rl: its programs, on machines with GPUs."""
+    rl: tuple[str, ...] = Field(("rl",), min_length=1)
+    """prime-rl's `rl`, with what has to stand before it."""
+    inference: tuple[str, ...] = Field(("inference",), min_length=1)
+    """prime-rl's `inference`, likewise."""
+    gpus: Literal[1, 2] = 2
+    """GPUs of a slot: 2, of which one trains and one samples, or 1 for both."""
+    warm_server: bool = False
+    """Keep the inference server from job to job: faster, but a job's code can reach it."""
+    start_seconds: float = Field(900.0, gt=0)
+    """Until a run's first metrics, and until a server answers."""
+    stall_seconds: float = Field(300.0, gt=0)
+    """A run whose metrics stand still for so long is ended."""
+
+
 class MoneySettings(Settings):
     """What things cost and what a run may spend, in US dollars."""
 
@@ -145,12 +164,23 @@ class RunSettings(Settings):
     limits: LimitSettings = LimitSettings()
     evaluation: EvalSettings = EvalSettings()
     reward: RewardConfig = RewardConfig()
+    inner: InnerSettings = InnerSettings()
     pool: PoolSettings = PoolSettings()
     money: MoneySettings = MoneySettings()
     unsafe_without_sandbox: bool = False
     """Run agent-written code even where no sandbox can be had. It can then read and change all that
     this user can: keys, files, hidden items, other jobs, its own score. For a machine that holds
     nothing else; a warning is printed."""
+
+    @model_validator(mode="after")
+    def _slots_fit_the_trainer(self) -> RunSettings:
+        pool = self.pool
+        if self.inner.trainer == "prime-rl" and (pool.packed != 1 or pool.workers is None):
+            raise ValueError(
+                'inner.trainer "prime-rl" runs one job on a slot and has as many slots as it has '
+                "GPUs for: set pool.packed=1 and pool.workers"
+            )
+        return self
 
     @model_validator(mode="after")
     def _heldout_is_apart(self) -> RunSettings:

@@ -221,7 +221,7 @@ def test_a_server_that_runs_already_is_used():
     assert done.environment["CUDA_VISIBLE_DEVICES"] == "4"
     target = Target(model="/models/student", serve=False, slot=2)
     assert server_device(target) == 5
-    config = server_config(target, 512)
+    config = server_config(target)
     assert at(config, "server.port") == port(target)
     assert at(done.config, "orchestrator.model.client.admin_base_url") == [
         f"http://127.0.0.1:{port(target)}"

@@ -94,7 +94,8 @@ def compile_job(spec: JobSpec, family: Family, target: Target) -> Compiled:
         raise ConfigError(
             "[environment] args has the key 'id', which names the taskset; rename the argument"
         )
-    server = inference(target, spec.prime_rl.seq_len, spec.prime_rl.lora_rank)
+    server = _inference(target, spec.prime_rl.lora_rank)
+    server["vllm"]["max_model_len"] = spec.prime_rl.seq_len
     config = {
         **_run(spec, target),
         **({"inference": server} if target.serve else {}),
@@ -115,12 +116,9 @@ def port(target: Target) -> int:
     return _port(target, 0)
 
 
-def server_config(target: Target, length: int) -> dict[str, Any]:
-    """The whole inference.toml of a server of our own for the student, for any job's adapter.
-
-    length: tokens of the longest conversation.
-    """
-    table = inference(target, length, MAX_LORA_RANK)
+def server_config(target: Target) -> dict[str, Any]:
+    """The whole inference.toml of a server of our own for the student, for any job's adapter."""
+    table = _inference(target, MAX_LORA_RANK)
     return {**table, "vllm": {"model": target.model, **table["vllm"]}}
 
 
@@ -154,8 +152,8 @@ def _run(spec: JobSpec, target: Target) -> dict[str, Any]:
     }
 
 
-def inference(target: Target, length: int, rank: int) -> dict[str, Any]:
-    """The [inference] table. length: tokens of a conversation; rank: of the largest adapter."""
+def _inference(target: Target, rank: int) -> dict[str, Any]:
+    """The [inference] table. rank: of the largest adapter that is served."""
     lora = {} if target.full else {"enable_lora": True, "max_lora_rank": rank}
     # By its name a model's format of calls is known; what a folder holds is in Qwen3's.
     parser = {"tool_call_parser": "hermes"} if _is_path(target.model) else {}
@@ -168,7 +166,6 @@ def inference(target: Target, length: int, rank: int) -> dict[str, Any]:
             "data_parallel_rpc_port": _port(target, 2),
             **lora,
             **parser,
-            "max_model_len": length,
             "gpu_memory_utilization": SHARED_MEMORY if target.gpus == 1 else OWN_MEMORY,
         },
     }

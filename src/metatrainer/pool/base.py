@@ -83,12 +83,20 @@ def slots_of(pool: PoolSettings) -> int:
     return (pool.workers or os.cpu_count() or 1) * pool.packed
 
 
-def longest_seconds(settings: RunSettings, grace_seconds: float = GRACE_SECONDS) -> float:
+def grace_of(settings: RunSettings) -> float:
+    """What a job may take beyond its training. prime-rl's programs are started thrice for one: a
+    server before, the run, a server after."""
+    starts = 3 if settings.inner.trainer == "prime-rl" else 0
+    return GRACE_SECONDS + starts * settings.inner.start_seconds
+
+
+def longest_seconds(settings: RunSettings, grace_seconds: float | None = None) -> float:
     """What a job may hold its slot for, before it is given up.
 
     Of jobs side by side each gets its share of the worker's time, and is charged that alone.
     """
-    return settings.pool.packed * settings.limits.max_seconds + grace_seconds
+    grace = grace_of(settings) if grace_seconds is None else grace_seconds
+    return settings.pool.packed * settings.limits.max_seconds + grace
 
 
 class Pool(Protocol):

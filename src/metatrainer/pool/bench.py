@@ -119,7 +119,7 @@ class Bench:
         self, order: JobOrder, engine: Lane, family: Family, stop: threading.Event
     ) -> TrainedJob:
         files = jobdir.read_files(order.job_dir)
-        spec = _spec(files, order.student)
+        spec = spec_of(files, order.student)
         deadline = engine.clock() + self._settings.limits.max_seconds
         environment = spec.environment
         with (
@@ -187,7 +187,7 @@ def _heed(stop: threading.Event) -> None:
         raise JobError(STOPPED, "it was told to stop")
 
 
-def _spec(files: dict[str, str], student: str) -> JobSpec:
+def spec_of(files: dict[str, str], student: str) -> JobSpec:
     """The job's settings, read again from the folder: it may have changed since validation."""
     spec = parse_job_toml(files.get(JOB_FILE, ""))
     if isinstance(spec, list):
