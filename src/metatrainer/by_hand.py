@@ -9,17 +9,25 @@ from __future__ import annotations
 import secrets
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from metatrainer import families
+from metatrainer import families, toml
 from metatrainer.agent.policies import GOOD
 from metatrainer.agent.scaffold import job_toml
 from metatrainer.agent.task import draw_task
 from metatrainer.agent.validator import FIRST_SLOT
 from metatrainer.config import PoolSettings, RunSettings
 from metatrainer.errors import ConfigError
-from metatrainer.jobs.compile import Compiled, Target, compile_job
+from metatrainer.inner.prime_rl_plan import check_installed, job_target
+from metatrainer.jobs.compile import (
+    Compiled,
+    Target,
+    compile_job,
+    server_config,
+    server_device,
+)
 from metatrainer.jobs.findings import Finding
 from metatrainer.jobs.spec import JOB_FILE, JobSpec, parse_job_toml
 from metatrainer.jobs.validate import TaskRules, Verdict, validate
@@ -29,6 +37,9 @@ from metatrainer.pool.kinds import make_pool
 from metatrainer.sandbox.host import MAX_FILES, MAX_FILES_SIZE, Guest
 from metatrainer.students import catalogue
 from metatrainer.students.score import Score
+
+HERE = "JOB"
+"""Stands for the job's folder in a dry run."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,31 @@ class Ran:
 
     before: Score
     result: JobResult
+
+
+@dataclass(frozen=True)
+class Start:
+    """One program that a job on prime-rl starts."""
+
+    what: str
+    command: list[str]
+    environment: dict[str, str]
+    path: str
+    """Where its config is."""
+    text: str
+    """The config."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a job on prime-rl would start, in order."""
+
+    folder: str
+    starts: list[Start]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        return asdict(self)
 
 
 def make_trial(settings: RunSettings, family: str) -> Trial:
@@ -158,10 +194,7 @@ def compiled(
     prime-rl cannot run.
     """
     known = families.get(family)
-    text = read(folder).get(JOB_FILE)
-    if text is None:
-        raise ConfigError(f"no {JOB_FILE} in {folder}; metatrainer job new shows one")
-    spec = parse_job_toml(text)
+    spec = _spec(folder)
     if isinstance(spec, list):
         return spec
     student = catalogue.get(spec.prime_rl.model).name
@@ -175,6 +208,45 @@ def compiled(
         evaluation=settings.evaluation,
     )
     return compile_job(spec, known, target)
+
+
+def planned(folder: Path, family: str, settings: RunSettings) -> Plan | list[Finding]:
+    """What a run of the job on prime-rl would start, or what is wrong with its job.toml.
+
+    Runs nothing. Raises ConfigError as compiled() does, and for the embedded trainer.
+    """
+    if settings.inner.trainer != "prime-rl":
+        raise ConfigError("a dry run is of prime-rl; say --trainer prime-rl")
+    known = families.get(family)
+    spec = _spec(folder)
+    if isinstance(spec, list):
+        return spec
+    target = job_target(settings, spec.prime_rl.model, Path(HERE), 0)
+    job = compile_job(spec, known, target)
+    served, path = server_config(target), f"{HERE}/inference.toml"
+    device = {"CUDA_VISIBLE_DEVICES": str(server_device(target))}
+    command = [*settings.inner.inference, "@", path]
+    rl = [*settings.inner.rl, "@", target.config_path]
+    text = toml.dumps(served)
+    starts = [
+        Start("the untrained student is scored on this server", command, device, path, text),
+        Start("the run", rl, job.environment, target.config_path, job.text),
+        Start("the trained student is scored on this server", command, device, path, text),
+    ]
+    return Plan(HERE, starts[:2] if settings.inner.warm_server else starts)
+
+
+def check_trainer(settings: RunSettings) -> None:
+    """Raises ConfigError where the trainer's programs are missing."""
+    if settings.inner.trainer == "prime-rl":
+        check_installed(settings)
+
+
+def _spec(folder: Path) -> JobSpec | list[Finding]:
+    text = read(folder).get(JOB_FILE)
+    if text is None:
+        raise ConfigError(f"no {JOB_FILE} in {folder}; metatrainer job new shows one")
+    return parse_job_toml(text)
 
 
 def _text(path: Path) -> str:

@@ -6,6 +6,7 @@ Reads arguments and prints; the work is elsewhere and is imported when a command
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,7 @@ from metatrainer.options import Config, Set
 from metatrainer.shown import visible
 
 if TYPE_CHECKING:
-    from metatrainer.by_hand import Ran, Trial
+    from metatrainer.by_hand import Plan, Ran, Trial
     from metatrainer.config import RunSettings
     from metatrainer.jobs.findings import Finding
     from metatrainer.jobs.validate import Verdict
@@ -84,6 +85,15 @@ def job_run(
     family: Family,
     as_json: Json = False,
     seed: Annotated[int, typer.Option(help="Of the adapter and of sampling.")] = 0,
+    trainer: Annotated[
+        str | None,
+        typer.Option(
+            help="What trains: embedded, or prime-rl.", show_default="inner.trainer of the config"
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what prime-rl would be told, run nothing.")
+    ] = False,
     config: Config = None,
     settings: Set = [],  # noqa: B006 (typer reads the default, nothing changes it)
 ) -> None:
@@ -94,11 +104,18 @@ def job_run(
     \b
     metatrainer job run persona-job --family persona
     metatrainer job run persona-job --family persona --set limits.max_seconds=120
+    metatrainer job run persona-job --family persona --trainer prime-rl --dry-run
     """
     import asyncio
 
     from metatrainer import by_hand
 
+    if trainer:
+        settings = [f"inner.trainer={trainer}", "pool.workers=1", "pool.packed=1", *settings]
+    if dry_run:
+        _print_plan(by_hand.planned(folder, family, _settings(config, settings)), as_json)
+        return
+    by_hand.check_trainer(_settings(config, settings))
     files, trial = _read(folder, family, config, settings)
     verdict = _judge(files, trial, as_json)
     assert verdict.spec is not None  # a job that was not refused has one
@@ -170,6 +187,20 @@ def job_compile(
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error.strerror}") from None
     print("\n".join(done.commands))
+
+
+def _print_plan(plan: Plan | list[Finding], as_json: bool) -> None:
+    if isinstance(plan, list):
+        _print_findings(plan)
+        raise typer.Exit(1)
+    if as_json:
+        print(json.dumps(plan.as_dict(), indent=2))
+        return
+    print(f"# {plan.folder} stands for a folder that is made for the run")
+    for start in plan.starts:
+        said = " ".join(f"{key}={shlex.quote(value)}" for key, value in start.environment.items())
+        print(f"\n# {start.what}\n{said} {shlex.join(start.command)}\n\n# {start.path}")
+        print(start.text)
 
 
 def _settings(config: Path | None, overrides: list[str]) -> RunSettings:

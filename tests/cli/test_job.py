@@ -138,6 +138,26 @@ def test_a_job_compiles_for_one_gpu_and_for_two(job: Job, folder: Path, tmp_path
     assert config["model"]["name"] == "Qwen/Qwen3-0.6B"
 
 
+def test_a_dry_run_prints_what_prime_rl_would_be_told(job: Job, folder: Path) -> None:
+    arguments = ("run", "persona-job", *PERSONA, "--trainer", "prime-rl", "--dry-run")
+    done = job(*arguments, "--set", "inner.gpus=1")
+    assert done.returncode == 0, done.stderr
+    assert "CUDA_VISIBLE_DEVICES=0,0 PYTHONPATH=JOB/packages rl @ JOB/rl.toml" in done.stdout
+    assert done.stdout.count("CUDA_VISIBLE_DEVICES=0 inference @ JOB/inference.toml") == 2
+    plan = json.loads(job(*arguments, "--json").stdout)
+    texts = [tomllib.loads(start["text"]) for start in plan["starts"]]
+    assert [len(plan["starts"]), texts[1]["max_steps"]] == [3, 20]
+    assert plan["starts"][1]["command"] == ["rl", "@", "JOB/rl.toml"]
+
+
+def test_a_machine_without_prime_rl_is_told_so(job: Job, folder: Path) -> None:
+    done = job("run", "persona-job", *PERSONA, "--trainer", "prime-rl")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no 'rl' on the PATH" in done.stderr and "Traceback" not in done.stderr
+    other = job("run", "persona-job", *PERSONA, "--dry-run")
+    assert other.returncode == 2 and "--trainer prime-rl" in other.stderr
+
+
 def test_compile_shows_what_is_wrong_with_the_settings(job: Job, folder: Path) -> None:
     change(folder / "job.toml", "group_size = 8", "group_size = 7")
     done = job("compile", "persona-job", *PERSONA)

@@ -16,15 +16,12 @@ from pathlib import Path
 
 from metatrainer import families
 from metatrainer.agent.task import hidden_items
-from metatrainer.config import RunSettings
-from metatrainer.errors import ConfigError
 from metatrainer.families import Family
 from metatrainer.inner.prime_rl import Trained, Waits, train
 from metatrainer.inner.prime_rl_eval import evaluate, sample_conversations
+from metatrainer.inner.prime_rl_plan import check_installed, job_target
 from metatrainer.inner.prime_rl_server import Server
 from metatrainer.jobs.compile import (
-    PRIME_RL_COMMIT,
-    Target,
     compile_job,
     server_config,
     server_device,
@@ -34,7 +31,6 @@ from metatrainer.pool import jobdir
 from metatrainer.pool.base import JobOrder, JobResult
 from metatrainer.pool.bench import spec_of
 from metatrainer.pool.worker import Setup
-from metatrainer.students import catalogue
 from metatrainer.students.score import Score
 
 SHOWN = {"step", "reward", "dead_groups", "unfinished", "seconds"}
@@ -145,31 +141,6 @@ class PrimeRlBench:
         if self._server:
             self._server.close()
             self._server = None
-
-
-def job_target(settings: RunSettings, student: str, folder: Path, slot: int) -> Target:
-    """Where a job runs whose files for prime-rl are in `folder`."""
-    return Target(
-        model=str(catalogue.verified_folder(student)),
-        job_dir=str(folder / "packages"),
-        config_path=str(folder / "rl.toml"),
-        output_dir=str(folder / "outputs"),
-        gpus=settings.inner.gpus,
-        slot=slot,
-        serve=not settings.inner.warm_server,
-        evaluation=settings.evaluation,
-    )
-
-
-def check_installed(settings: RunSettings) -> None:
-    """Raises ConfigError where the programs that the settings name are not to be found."""
-    for key in ("rl", "inference"):
-        program = getattr(settings.inner, key)[0]
-        if shutil.which(program) is None:
-            raise ConfigError(
-                f"inner.{key}: there is no {program!r} on the PATH; install prime-rl at commit "
-                f"{PRIME_RL_COMMIT[:7]} on a machine with a GPU, or set inner.{key} to where it is"
-            )
 
 
 def _write_package(files: dict[str, str], spec: JobSpec, folder: Path) -> None:
