@@ -18,6 +18,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from metatrainer import families
+
 
 def main(how: str, recorded: str, at: str, config_path: str) -> int:
     assert at == "@"
@@ -75,9 +77,19 @@ def main(how: str, recorded: str, at: str, config_path: str) -> int:
         write(*rows[:5], row)
         time.sleep(600)
     write(*rows)
+    traces = run / "rollouts" / "step_1" / "train" / "all" / "traces.jsonl"
+    traces.parent.mkdir(parents=True)
+    traces.write_text((Path(recorded) / "traces.jsonl").read_text() + task(how) + "{cut o")
     if how != "no adapter":
         save_adapter(run / "broadcasts" / f"step_{config['max_steps']}", how, config)
     return 0
+
+
+def task(how: str) -> str:
+    """One more conversation, as far as the task goes: on a hidden item, or on none."""
+    (item,) = families.get("persona").items("hidden" if how == "leak" else "train", 77, 1)
+    data = {"prompt": item.prompt, "world": item.world, "answer": item.answer}
+    return json.dumps({"task": {"type": "Task", "data": data, "key": "k"}}) + "\n"
 
 
 def leave_behind(run: Path, how: str) -> None:

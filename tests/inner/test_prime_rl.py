@@ -28,7 +28,7 @@ from metatrainer.inner import keeper
 from metatrainer.inner.kept import Kept
 from metatrainer.inner.prime_rl_bench import PrimeRlBench
 from metatrainer.inner.prime_rl_eval import evaluate, sample_conversations
-from metatrainer.inner.prime_rl_run import adapter_folder, clock_seconds, read_run
+from metatrainer.inner.prime_rl_run import adapter_folder, clock_seconds, read_run, trained_tasks
 from metatrainer.pool import jobdir
 from metatrainer.pool.base import LOST, STOPPED, JobOrder, JobResult
 from metatrainer.pool.kinds import make_pool
@@ -134,6 +134,16 @@ def test_the_recorded_run_has_the_figures_that_were_recorded() -> None:
     assert adapter_folder(RECORDED, 5) is None
 
 
+def test_the_tasks_of_a_run_are_read_from_its_conversations(tmp_path: Path) -> None:
+    folder = tmp_path / "rollouts" / "step_1" / "train" / "all"
+    folder.mkdir(parents=True)
+    recorded = (RECORDED / "traces.jsonl").read_text()
+    (folder / "traces.jsonl").write_text(recorded + '{"task": 5}\n[]\n{"ta')
+    tasks = trained_tasks(tmp_path)
+    assert [(t.prompt, t.data["answer"]) for t in tasks] == [(w, w) for w in ("stone", "river")]
+    assert "Repeat the word" in tasks[0].system_prompt
+
+
 def test_a_job_is_trained_and_scored_by_us(bench, tmp_path: Path) -> None:
     slot = bench()
     before = slot.baseline("persona", "nano-wren")
@@ -168,6 +178,7 @@ FAILURES = {
     "broken adapter": ("bad_adapter", "cannot be read", {}),
     "whole weights": ("bad_adapter", "embed_tokens", {}),
     "other rank": ("bad_adapter", "rank 16", {}),
+    "leak": ("cheating", "hidden evaluation", {}),
     "adapter not finite": ("diverged", "not finite", {}),
 }
 
@@ -179,7 +190,7 @@ def test_a_run_that_ends_badly_says_how_and_leaves_nothing(how: str, bench, tmp_
     assert (result.outcome, said in result.message) == (outcome, True), result
     assert result.post is None
     assert left_behind(tmp_path) == []
-    assert not (tmp_path / "adapter").exists()
+    assert not (tmp_path / "trained.json").exists()
 
 
 def test_a_run_is_stopped_when_told(bench, tmp_path: Path) -> None:

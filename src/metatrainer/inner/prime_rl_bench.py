@@ -16,19 +16,22 @@ from pathlib import Path
 
 from metatrainer import families
 from metatrainer.agent.task import hidden_items
+from metatrainer.errors import JobError
 from metatrainer.families import Family
 from metatrainer.inner.prime_rl import Trained, Waits, train
 from metatrainer.inner.prime_rl_eval import evaluate, sample_conversations
 from metatrainer.inner.prime_rl_plan import check_installed, job_target
+from metatrainer.inner.prime_rl_run import trained_tasks
 from metatrainer.inner.prime_rl_server import Server
 from metatrainer.jobs.compile import (
     compile_job,
     server_config,
     server_device,
 )
+from metatrainer.jobs.leaks import Leaks
 from metatrainer.jobs.spec import JobSpec
 from metatrainer.pool import jobdir
-from metatrainer.pool.base import JobOrder, JobResult
+from metatrainer.pool.base import CHEATED, JobOrder, JobResult
 from metatrainer.pool.bench import spec_of
 from metatrainer.pool.worker import Setup
 from metatrainer.students.score import Score
@@ -111,12 +114,20 @@ class PrimeRlBench:
             self._inner.start_seconds, self._inner.stall_seconds, self._settings.limits.max_seconds
         )
         adapter = order.job_dir / jobdir.ADAPTER
+        run = Path(target.output_dir) / target.run_name
         try:
             trained = train(self._inner.rl, compiled, target, folder, waits, adapter, stop)
         finally:
             for name in _WEIGHTS:
-                shutil.rmtree(Path(target.output_dir) / target.run_name / name, ignore_errors=True)
+                shutil.rmtree(run / name, ignore_errors=True)
+        self._check(run, family)
         return _result(order, trained)
+
+    def _check(self, run: Path, family: Family) -> None:
+        """What validation asked of the tasks, asked of those that were trained on."""
+        hidden = hidden_items(family.name, self._hidden_seed, self._settings.evaluation.items)
+        if leak := Leaks(hidden, ()).in_tasks(trained_tasks(run)):
+            raise JobError(CHEATED, f"tasks changed after validation: {leak.render()}")
 
     def _score(self, server: Server, model: str, student: str, family: Family) -> Score:
         evaluation = self._settings.evaluation

@@ -15,8 +15,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from metatrainer.sandbox.host import TaskRow
+
 METRICS = "metrics.jsonl"
 BROADCASTS = "broadcasts"
+TRACES = "rollouts/step_*/train/all/traces.jsonl"
+MAX_TRACES_BYTES = 256 << 20
+"""Conversations are read to so many bytes of a step."""
 STABLE = "STABLE"
 """Marks a broadcast that is complete."""
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -120,6 +125,26 @@ def adapter_folder(run: Path, step: int) -> Path | None:
     folder = run / BROADCASTS / f"step_{step}"
     there = all((folder / name).is_file() for name in (STABLE, *ADAPTER_FILES))
     return folder if there else None
+
+
+def trained_tasks(run: Path) -> list[TaskRow]:
+    """The tasks that the run says it trained on; each may come more than once."""
+    tasks = []
+    for path in sorted(run.glob(TRACES)):
+        with path.open(encoding="utf-8", errors="replace") as file:
+            tasks += [row for line in file.readlines(MAX_TRACES_BYTES) if (row := _task(line))]
+    return tasks
+
+
+def _task(line: str) -> TaskRow | None:
+    """The task of one conversation; None where the line is none."""
+    try:
+        task = json.loads(line)["task"]
+        data = dict(task["data"])
+        prompt, system = str(data.pop("prompt")), data.pop("system_prompt", None)
+        return TaskRow(prompt, None if system is None else str(system), data, str(task["key"]))
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
 
 
 def clock_seconds(log: str) -> float:
