@@ -24,8 +24,9 @@ def visible(text: str, limit: int) -> str:
 
 
 def one_line(text: str, limit: int) -> str:
-    """The same, for a place that has room for one line."""
-    return " ".join(_line(text[:limit]).split()) + ("…" if len(text) > limit else "")
+    """The same, for a place that has room for one line of at most `limit` characters."""
+    shown = " ".join(_line(text).split())
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 def _line(line: str) -> str:

@@ -36,6 +36,8 @@ class Training:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            # A shell that starts the tests in the background has them ignore ctrl-C.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self.seen: list[str] = []
 

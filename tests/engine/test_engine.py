@@ -278,6 +278,53 @@ def test_peft_round_trip(reference, engine, tmp_path):
     assert engine.logprobs([ids], adapter)[0] == pytest.approx(expected, abs=TOLERANCE)
 
 
+def _first(letter):
+    return f"base_model.model.model.layers.0.self_attn.q_proj.lora_{letter}.weight"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda t, c: t.update({_first("A"): t[_first("A")][:1].contiguous()}),  # would broadcast
+        lambda t, c: t.update({_first("B"): t[_first("B")][:1].contiguous()}),
+        lambda t, c: t.update({_first("A"): t[_first("A")][0].contiguous()}),
+        lambda t, c: t.update({_first("A"): t[_first("A")] * float("nan")}),
+        lambda t, c: t.update({_first("A"): t[_first("A")].int()}),
+        lambda t, c: t.pop(_first("B")),
+        lambda t, c: t.update({"lm_head.lora_A.weight": torch.zeros(4, 32)}),
+        lambda t, c: c.update(r=8),
+        lambda t, c: c.update(r=None),
+        lambda t, c: c.update(lora_alpha=float("nan")),
+        lambda t, c: c.update(lora_alpha=float("inf")),
+        lambda t, c: c.pop("lora_alpha"),
+    ],
+)
+def test_an_adapter_that_is_not_this_models_is_refused(engine, tmp_path, spoil):
+    import json
+
+    from safetensors.torch import load_file, save_file
+
+    engine.save_adapter(moved(engine), tmp_path)
+    engine.load_adapter(tmp_path)
+    weights, card = tmp_path / "adapter_model.safetensors", tmp_path / "adapter_config.json"
+    tensors, settings = load_file(weights), json.loads(card.read_text())
+    spoil(tensors, settings)
+    save_file(tensors, weights)
+    card.write_text(json.dumps(settings))
+    before = dict(engine._adapters)
+    with pytest.raises(ConfigError, match=r"not a LoRA adapter|adapts more"):
+        engine.load_adapter(tmp_path)
+    assert engine._adapters == before
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x04\x95 a pickle", b"[]" * 40])
+def test_a_file_that_is_no_adapter_is_refused(engine, tmp_path, content):
+    engine.save_adapter(moved(engine), tmp_path)
+    (tmp_path / "adapter_model.safetensors").write_bytes(content)
+    with pytest.raises(ConfigError, match="not a LoRA adapter"):
+        engine.load_adapter(tmp_path)
+
+
 def test_clear_errors(reference, engine, tmp_path):
     adapter = engine.create_adapter(4)
     with pytest.raises(ConfigError, match="cross_entropy"):

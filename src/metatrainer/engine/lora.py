@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -179,12 +181,7 @@ class Adapter:
 
     def save_peft(self, folder: Path, base_name: str) -> None:
         """Write adapter_config.json and adapter_model.safetensors as PEFT reads them."""
-        tensors = {}
-        for module, (a, b) in self.pairs.items():
-            for i in range(self.config.num_hidden_layers):
-                stem = f"base_model.model.model.layers.{i}.{_MODULES[module]}.{module}"
-                tensors[f"{stem}.lora_A.weight"] = a[i].detach().cpu().clone().contiguous()
-                tensors[f"{stem}.lora_B.weight"] = b[i].detach().cpu().clone().contiguous()
+        tensors = {n: part.detach().cpu().clone().contiguous() for n, part in self._files()}
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         card = {
@@ -202,20 +199,40 @@ class Adapter:
 
     @classmethod
     def load_peft(cls, config: ModelConfig, folder: Path, device: str = "cpu") -> Adapter:
-        """Read a PEFT folder. Raises ConfigError where its shape is not this model's."""
+        """Read a PEFT folder. Raises ConfigError where it is not an adapter of this very model:
+        another shape, a tensor too many or too few, a number that is not finite."""
         try:
             card = json.loads((folder / "adapter_config.json").read_text())
             tensors = load_file(folder / "adapter_model.safetensors")
-            adapter = cls(config, int(card["r"]), float(card["lora_alpha"]), device)
+            rank, alpha = int(card["r"]), float(card["lora_alpha"])
+            if rank < 1 or not 0 < alpha < math.inf:
+                raise ValueError(f"rank {rank} and alpha {alpha}")
+            adapter = cls(config, rank, alpha, device)
             with torch.no_grad():
-                for module, (a, b) in adapter.pairs.items():
-                    for i in range(config.num_hidden_layers):
-                        stem = f"base_model.model.model.layers.{i}.{_MODULES[module]}.{module}"
-                        a[i].copy_(tensors.pop(f"{stem}.lora_A.weight"))
-                        b[i].copy_(tensors.pop(f"{stem}.lora_B.weight"))
-        except (OSError, KeyError, ValueError, RuntimeError) as error:
+                for name, part in adapter._files():
+                    part.copy_(_checked(name, tensors.pop(name), part))
+        except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
             raise ConfigError(f"{folder} is not a LoRA adapter of this model: {error}") from None
         if tensors:
             raise ConfigError(f"{folder} adapts more than this model has: {sorted(tensors)[:3]}")
         adapter.version += 1
         return adapter
+
+    def _files(self) -> Iterator[tuple[str, Tensor]]:
+        """Each tensor of a PEFT file by its name."""
+        for module, (a, b) in self.pairs.items():
+            for i in range(self.config.num_hidden_layers):
+                stem = f"base_model.model.model.layers.{i}.{_MODULES[module]}.{module}"
+                yield f"{stem}.lora_A.weight", a[i]
+                yield f"{stem}.lora_B.weight", b[i]
+
+
+def _checked(name: str, found: Tensor, place: Tensor) -> Tensor:
+    """A tensor of a file, if it fits its place. Raises ValueError."""
+    if found.shape != place.shape:
+        raise ValueError(f"{name} is {list(found.shape)}, not {list(place.shape)}")
+    if not found.is_floating_point():
+        raise ValueError(f"{name} holds {found.dtype}, not floats")
+    if not found.isfinite().all():
+        raise ValueError(f"{name} holds numbers that are not finite")
+    return found
