@@ -33,7 +33,8 @@ from metatrainer.engine import (
     TrainRow,
     Update,
 )
-from metatrainer.engine.model import ModelConfig, Weights, save_model
+from metatrainer.engine.files import save_model
+from metatrainer.engine.model import ModelConfig, Weights
 
 SMOL = ModelConfig(49152, 576, 1536, 30, 9, 3, 64, 8192)
 QWEN = ModelConfig(151936, 1024, 3072, 28, 16, 8, 128, 8192)
@@ -165,6 +166,64 @@ def check(folder: Path) -> dict[str, Any]:
     assert result["gradient_gap_fp32"] < 1e-3, result
     assert result["sampler_trainer_gap_bf16"]["mean"] < 0.05, result
     return result
+
+
+def check_layouts(folder: Path) -> dict[str, Any]:
+    """Tiny random models of the other architectures: the GPU samples what the CPU does, in fp32."""
+    import transformers as hf
+
+    size = {
+        "vocab_size": 211,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.2,
+        "tie_word_embeddings": True,
+    }
+    kinds = {
+        "qwen2": (hf.Qwen2Config, hf.Qwen2ForCausalLM, {}),
+        "qwen3": (hf.Qwen3Config, hf.Qwen3ForCausalLM, {"head_dim": 32}),
+        "gemma3": (
+            hf.Gemma3TextConfig,
+            hf.Gemma3ForCausalLM,
+            {"head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 32},
+        ),
+    }
+    found = {}
+    for name, (config, model, more) in kinds.items():
+        torch.manual_seed(0)
+        built = model(config(**size, **more))
+        with torch.no_grad():
+            for parameter in built.parameters():
+                if parameter.dim() == 1:  # biases and norms, which begin as zeros and ones
+                    parameter.add_(torch.randn_like(parameter) * 0.1)
+        built.save_pretrained(folder / name)
+        sampled = []
+        for engine in (Engine(folder / name), Engine(folder / name, "cuda")):
+            adapter = engine.create_adapter(8, seed=1)
+            with torch.no_grad():
+                for _, b in engine._get(adapter).pairs.values():
+                    noise = torch.randn(b.shape, generator=torch.Generator().manual_seed(1))
+                    b.copy_(noise * 0.1)
+            engine._get(adapter).version += 1
+            requests = [
+                SampleRequest(p[: 5 + i], SamplingParams(40), (None, adapter)[i % 2], seed=i)
+                for i, p in enumerate(prompts(32, 40, 211))
+            ]
+            sampled.append(engine.sample(requests))
+        same = sum(a.tokens == b.tokens for a, b in zip(*sampled)) / 32
+        gaps = [
+            abs(x - y)
+            for a, b in zip(*sampled)
+            if a.tokens == b.tokens
+            for x, y in zip(a.logprobs, b.logprobs)
+        ]
+        found[name] = {"rows_equal": same, "logprob_gap": max(gaps, default=None)}
+        assert same > 0.9 and max(gaps) < 1e-3, found
+    return found
 
 
 def _row(tokens: list[int], advantage: float, sampled: int = 0) -> TrainRow:
@@ -355,6 +414,7 @@ def main() -> None:
         root = Path(folder)
         if "check" in parts:
             note("check", lambda: check(root / "tiny"))
+            note("check_layouts", lambda: check_layouts(root))
         if {"decode", "jobs", "growth"} & set(parts):
             smol = Engine(make_model(SMOL, root / "smol"), "cuda", torch.bfloat16)
         if "decode" in parts:

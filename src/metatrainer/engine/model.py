@@ -305,7 +305,7 @@ def embed(config: ModelConfig, weights: Weights, ids: Tensor) -> Tensor:
     x = F.embedding(ids, weights.embed)
     if config.embed_scale == 1.0:
         return x
-    return x * torch.tensor(config.embed_scale).to(x)  # rounded like the weights, as in training
+    return x * torch.tensor(config.embed_scale, dtype=x.dtype).item()  # rounded like the weights
 
 
 def _heads(
