@@ -289,11 +289,11 @@ def decode(
 
     run()
     seconds = statistics.median(run() for _ in range(repeats))
+    lora = sum(engine._get(adapter).flat.numel() for adapter in mine)
     for adapter in mine:
         engine.delete_adapter(adapter)
     c = engine.config
     weights = sum(getattr(engine.base, n).numel() for n in ("qkv", "o", "gate_up", "down", "head"))
-    lora = adapters * engine._parameters(RANK)
     cached = (
         rows * (context + new / 2) * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * 2
     )

@@ -255,9 +255,6 @@ class Turn:
         self._narrowed = []
 
 
-Work = Feed | Turn
-
-
 def draw(turns: Sequence[Turn], head: Tensor) -> None:
     """One token for every row of all turns. head: [V, d]."""
     by_shape: dict[tuple[float, float, int], list[Turn]] = {}

@@ -154,10 +154,6 @@ class Engine:
         self._merged.pop(adapter, None)
         self._prefixes.forget(adapter)
 
-    def _parameters(self, rank: int) -> int:
-        """Parameters of an adapter of a rank."""
-        return Adapter(self.config, rank, 1.0).flat.numel()
-
     def snapshot(self, adapter: int) -> int:
         """A frozen copy of an adapter, to sample from while the original trains on."""
         return self._add(self._get(adapter).copy())

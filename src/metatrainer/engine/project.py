@@ -12,6 +12,7 @@ Knows nothing about attention, caches or losses.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,9 +38,8 @@ class Part:
 
 def merges(config: ModelConfig) -> bool:
     """Whether a model is small enough for merged weights."""
-    d, f = config.hidden_size, config.intermediate_size
-    heads = 2 * (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
-    return config.num_hidden_layers * d * (heads + 3 * f) <= MERGE_BELOW
+    shapes = config.shapes()
+    return sum(math.prod(shapes[name]) for name in PROJECTIONS) <= MERGE_BELOW
 
 
 def projector(config: ModelConfig, base: Weights, parts: Sequence[Part]) -> Project:
@@ -82,8 +82,7 @@ class LowRank:
     """
 
     def __init__(self, base: Weights, parts: Sequence[Part]):
-        self._tables = {name: getattr(base, name).unbind(0) for name in PROJECTIONS}
-        self._parts = parts
+        self._base, self._parts = Plain(base), parts
         self._shape = (len(parts), max(part.tokens for part in parts))
         self._rank = max(part.adapter.rank for part in parts if part.adapter)
         self._seats: Tensor | None = None
@@ -93,7 +92,7 @@ class LowRank:
         self._pairs: dict[str, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, name: str, layer: int, x: Tensor) -> Tensor:
-        whole = F.linear(x, self._tables[name][layer])
+        whole = self._base(name, layer, x)
         a, b = self._pair(name, x.dtype)
         low = torch.bmm(self._seat(x), a[layer])
         if self._seats is None:
@@ -108,32 +107,37 @@ class LowRank:
         return room.index_copy(0, self._seats, x).view(*self._shape, -1)
 
     def _pair(self, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Of the n modules side by side in a projection: A [L, J, in, n r], B [L, J, n r, out].
-
-        B is block-diagonal and scaled: one product each, whatever n is.
-        """
+        """A [L, J, in, n r] and B [L, J, n r, out] of all parts; of the base, zeros."""
         if name not in self._pairs:
-            lows, highs = zip(*(self._fused(part.adapter, name) for part in self._parts))
+            some = next(part.adapter for part in self._parts if part.adapter)
+            pairs = [fused(part.adapter or some, name, self._rank) for part in self._parts]
+            lows, highs = zip(
+                *(
+                    pair if part.adapter else map(torch.zeros_like, pair)
+                    for part, pair in zip(self._parts, pairs)
+                )
+            )
             self._pairs[name] = (
                 torch.stack(lows, dim=1).to(dtype),
                 torch.stack(highs, dim=1).to(dtype),
             )
         return self._pairs[name]
 
-    def _fused(self, adapter: Adapter | None, name: str) -> tuple[Tensor, Tensor]:
-        """A [L, in, n r] and B [L, n r, out] of one adapter; of None, zeros."""
-        if adapter is None:
-            some = next(part.adapter for part in self._parts if part.adapter)
-            a, b = self._fused(some, name)
-            return torch.zeros_like(a), torch.zeros_like(b)
-        missing, scale = self._rank - adapter.rank, adapter.alpha / adapter.rank
-        whole, column = self._tables[name][0].shape[0], 0
-        lows, highs = [], []
-        for module in FUSED[name]:
-            low, high = adapter.pairs[module]
-            size = high.shape[1]
-            lows.append(F.pad(low, (0, 0, 0, missing)))
-            beside = (column, whole - column - size, 0, missing)
-            highs.append(F.pad(high.transpose(1, 2) * scale, beside))
-            column += size
-        return torch.cat(lows, dim=1).transpose(1, 2), torch.cat(highs, dim=1)
+
+def fused(adapter: Adapter, name: str, rank: int) -> tuple[Tensor, Tensor]:
+    """Of the n modules side by side in a projection: A [L, in, n r] and B [L, n r, out].
+
+    B is block-diagonal and scaled: one product each, whatever n is. rank: r, at least the
+    adapter's own; the rest is zeros.
+    """
+    missing, scale = rank - adapter.rank, adapter.alpha / adapter.rank
+    pairs = [adapter.pairs[module] for module in FUSED[name]]
+    whole, column = sum(high.shape[1] for _, high in pairs), 0
+    lows, highs = [], []
+    for low, high in pairs:
+        size = high.shape[1]
+        lows.append(F.pad(low, (0, 0, 0, missing)))
+        beside = (column, whole - column - size, 0, missing)
+        highs.append(F.pad(high.transpose(1, 2) * scale, beside))
+        column += size
+    return torch.cat(lows, dim=1).transpose(1, 2), torch.cat(highs, dim=1)

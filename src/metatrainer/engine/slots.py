@@ -22,7 +22,8 @@ from torch import Tensor
 from metatrainer.engine import kernels, model
 from metatrainer.engine.decode import Sample, SamplingParams, Streams
 from metatrainer.engine.lora import FUSED, Adapter
-from metatrainer.engine.model import ModelConfig, Project, Rope, Weights
+from metatrainer.engine.model import ModelConfig, Plain, Project, Rope, Weights
+from metatrainer.engine.project import fused
 
 STRIDE = 16
 """Decoding steps between two looks of the host at who has stopped."""
@@ -251,6 +252,7 @@ class SlotEngine:
     ):
         """project: of parts (adapter, tokens), without gradients. adapter: by its number."""
         self.config, self.base, self.rope = config, base, rope
+        self.plain = Plain(base)
         self._project, self._adapter = project, adapter
         device, dtype = str(base.embed.device), base.embed.dtype
         self.cache = SlotCache(config, device, dtype)
@@ -517,7 +519,7 @@ class _Step:
         self._tokens.scatter_(1, at, torch.where(live, token, -1)[:, None])
         self._logprobs.scatter_(1, at, picked[:, None])
         position = cache.length[slot].long().clamp(max=cache.room - 1)
-        project: Project = self._bank or _Base(engine.base)
+        project: Project = self._bank or engine.plain
         hidden = engine._model(token, slot, position, project)
         cache.hidden[slot] = torch.where(live[:, None], hidden, cache.hidden[slot])
         cache.length[slot] = cache.length[slot] + live.int()
@@ -561,16 +563,6 @@ class _Step:
         return logits.masked_fill(outside.scatter(1, order, outside), -torch.inf)
 
 
-class _Base:
-    """The base model alone."""
-
-    def __init__(self, base: Weights):
-        self._base = base
-
-    def __call__(self, name: str, layer: int, x: Tensor) -> Tensor:
-        return F.linear(x, getattr(self._base, name)[layer])
-
-
 class _Bank:
     """Low-rank pairs of J adapters in fixed places, those of a projection side by side.
 
@@ -578,8 +570,8 @@ class _Bank:
     """
 
     def __init__(self, engine: SlotEngine, shape: _Shape):
-        self._base, self._shape = engine.base, shape
-        self._filled: list[tuple[int, int] | None] = [None] * shape.adapters
+        self._plain, self._shape = engine.plain, shape
+        self._filled: list[tuple[Adapter, int] | None] = [None] * shape.adapters
         base, rank = engine.base, shape.rank
         self._pairs: dict[str, tuple[Tensor, Tensor]] = {}
         for name, modules in FUSED.items():
@@ -590,7 +582,7 @@ class _Bank:
 
     def __call__(self, name: str, layer: int, x: Tensor) -> Tensor:
         a, b = self._pairs[name]
-        whole = F.linear(x, getattr(self._base, name)[layer])
+        whole = self._plain(name, layer, x)
         seated = x.view(self._shape.adapters, self._shape.rows, -1)
         low = torch.bmm(seated, a[layer])
         return torch.baddbmm(whole.view(*seated.shape[:2], -1), low, b[layer]).flatten(0, 1)
@@ -598,24 +590,19 @@ class _Bank:
     def fill(self, adapters: list[Adapter | None]) -> None:
         """Put adapters in their places, but for those that are there already."""
         for j, adapter in enumerate(adapters):
-            key = None if adapter is None else (id(adapter), adapter.version)
+            # The adapter itself is kept, not its id: that may become another one's.
+            key = None if adapter is None else (adapter, adapter.version)
             if self._filled[j] == key:
                 continue
             self._filled[j] = key
-            for name, modules in FUSED.items():
-                a, b = self._pairs[name]
-                a[:, j].zero_()
-                b[:, j].zero_()
+            for name, (a, b) in self._pairs.items():
                 if adapter is None:
-                    continue
-                column = 0
-                for i, module in enumerate(modules):
-                    low, high = adapter.pairs[module]
-                    at = slice(i * self._shape.rank, i * self._shape.rank + adapter.rank)
-                    a[:, j, :, at] = low.transpose(1, 2)
-                    scaled = high.transpose(1, 2) * (adapter.alpha / adapter.rank)
-                    b[:, j, at, column : column + high.shape[1]] = scaled
-                    column += high.shape[1]
+                    a[:, j].zero_()
+                    b[:, j].zero_()
+                else:
+                    low, high = fused(adapter, name, self._shape.rank)
+                    a[:, j].copy_(low)
+                    b[:, j].copy_(high)
 
 
 def _bucket(n: int) -> int:

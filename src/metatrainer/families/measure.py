@@ -121,8 +121,8 @@ def _without_tools(family: Family, student: str, chance: float, settings: EvalSe
     rng = random.Random(_SEED)
     rows = [_taught(engine, item) for item in family.items("train", _SEED, 4 * N)]
     for _ in range(TAUGHT_STEPS):
-        engine.forward_backward(rng.sample(rows, TAUGHT_ROWS), adapter, "cross_entropy")
-        engine.optim_step(adapter, AdamParams(TAUGHT_RATE, grad_clip_norm=1.0))
+        adam = AdamParams(TAUGHT_RATE, grad_clip_norm=1.0)
+        engine.update(rng.sample(rows, TAUGHT_ROWS), adapter, "cross_entropy", adam)
     items = family.items("hidden", _SEED, N)
     score = evaluate(engine, adapter, blind, items, settings, _SEED)
     found = f"{student}, taught to answer without tools; chance is up to {chance:.3f}"

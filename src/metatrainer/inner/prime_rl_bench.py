@@ -16,7 +16,6 @@ from pathlib import Path
 
 from metatrainer import families
 from metatrainer.agent.task import hidden_items
-from metatrainer.errors import JobError
 from metatrainer.families import Family
 from metatrainer.inner.prime_rl import Trained, Waits, train
 from metatrainer.inner.prime_rl_eval import evaluate, sample_conversations
@@ -28,11 +27,10 @@ from metatrainer.jobs.compile import (
     server_config,
     server_device,
 )
-from metatrainer.jobs.leaks import Leaks
 from metatrainer.jobs.spec import JobSpec
 from metatrainer.pool import jobdir
-from metatrainer.pool.base import CHEATED, JobOrder, JobResult
-from metatrainer.pool.bench import spec_of
+from metatrainer.pool.base import JobOrder, JobResult
+from metatrainer.pool.bench import refuse_hidden, spec_of
 from metatrainer.pool.worker import Setup
 from metatrainer.students.score import Score
 
@@ -62,10 +60,7 @@ class PrimeRlBench:
         """
         family = families.get(order.family)
         with self._lock:
-            trained = jobdir.read_trained(order.job_dir, order.job_id)
-            if trained is None:
-                trained = self._train(order, family, stop)
-                jobdir.write_trained(order.job_dir, trained)
+            trained = jobdir.trained_once(order, lambda: self._train(order, family, stop))
             began = time.monotonic()
             server = self._serve(order.student, stop)
             # A name that nobody can have guessed and loaded something else under.
@@ -78,14 +73,7 @@ class PrimeRlBench:
                 when: sample_conversations(server.url, who, family, self._settings.evaluation)
                 for when, who in (("before", base), ("after", name))
             }
-        ended = {
-            "attempt": order.attempt,
-            "outcome": "ok",
-            "post": post,
-            "eval_seconds": seconds,
-            "samples": samples,
-        }
-        return trained.model_copy(update=ended)
+        return trained.scored(order.attempt, post, seconds, samples)
 
     def baseline(self, family: str, student: str) -> Score:
         """Hidden score of an untrained student, on the same items and seed as after training."""
@@ -125,9 +113,8 @@ class PrimeRlBench:
 
     def _check(self, run: Path, family: Family) -> None:
         """What validation asked of the tasks, asked of those that were trained on."""
-        hidden = hidden_items(family.name, self._hidden_seed, self._settings.evaluation.items)
-        if leak := Leaks(hidden, ()).in_tasks(trained_tasks(run)):
-            raise JobError(CHEATED, f"tasks changed after validation: {leak.render()}")
+        items = self._settings.evaluation.items
+        refuse_hidden(trained_tasks(run), hidden_items(family.name, self._hidden_seed, items))
 
     def _score(self, server: Server, model: str, student: str, family: Family) -> Score:
         evaluation = self._settings.evaluation

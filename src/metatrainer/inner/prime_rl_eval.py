@@ -19,7 +19,7 @@ from metatrainer.inner.talk import BadAnswer, Message, Talk, talk, tool_schemas
 from metatrainer.jobs.compile import THINKING
 from metatrainer.pool.base import LOST
 from metatrainer.students.evaluate import SAMPLES
-from metatrainer.students.score import Score, wilson
+from metatrainer.students.score import Score
 
 AT_A_TIME = 64
 """Conversations in flight."""
@@ -50,15 +50,7 @@ def evaluate(
         isinstance(t, Talk) and family.correct(t.reply, item.answer)
         for t, item in zip(talks, items, strict=True)
     )
-    low, high = wilson(right, len(items))
-    return Score(
-        student=student,
-        family=family.name,
-        n=len(items),
-        mean=right / len(items),
-        low=low,
-        high=high,
-    )
+    return Score.of(student, family.name, right, len(items))
 
 
 def sample_conversations(

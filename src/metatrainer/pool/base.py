@@ -77,6 +77,17 @@ class JobResult(BaseModel):
     seconds: float = 0.0
     """How long it held its slot, whatever the slot's neighbours did meanwhile."""
 
+    def scored(
+        self,
+        attempt: int,
+        post: Score,
+        eval_seconds: float,
+        samples: dict[str, list[dict[str, Any]]],
+    ) -> JobResult:
+        """The end of a job whose training this is; attempt: the one that scored it."""
+        ended = {"attempt": attempt, "outcome": "ok", "post": post}
+        return self.model_copy(update={**ended, "eval_seconds": eval_seconds, "samples": samples})
+
 
 def slots_of(pool: PoolSettings) -> int:
     """Jobs at a time."""

@@ -16,7 +16,7 @@ from metatrainer import families
 from metatrainer.agent.task import hidden_items
 from metatrainer.engine import Engine, Lane, Packer
 from metatrainer.errors import JobError
-from metatrainer.families import Family
+from metatrainer.families import Family, Item
 from metatrainer.inner.grpo import TrainedJob, train_job
 from metatrainer.jobs.leaks import Leaks
 from metatrainer.jobs.spec import JOB_FILE, JobSpec, parse_job_toml
@@ -57,10 +57,9 @@ class Bench:
         The adapter is saved before it is scored; an attempt that finds one only scores it.
         """
         engine, family = self._lane(order.student), families.get(order.family)
-        trained = jobdir.read_trained(order.job_dir, order.job_id)
-        if trained is None:
-            trained = self._train_and_save(order, engine, family, stop)
-            jobdir.write_trained(order.job_dir, trained)
+        trained = jobdir.trained_once(
+            order, lambda: self._train_and_save(order, engine, family, stop)
+        )
         began = engine.clock()
         adapter = engine.call(lambda owner: owner.load_adapter(order.job_dir / jobdir.ADAPTER))
         try:
@@ -73,14 +72,7 @@ class Bench:
             }
         finally:
             engine.delete_adapter(adapter)
-        ended = {
-            "attempt": order.attempt,
-            "outcome": "ok",
-            "post": post,
-            "eval_seconds": seconds,
-            "samples": samples,
-        }
-        return trained.model_copy(update=ended)
+        return trained.scored(order.attempt, post, seconds, samples)
 
     def baseline(self, family: str, student: str) -> Score:
         """Hidden score of an untrained student, on the same items and seed as after training."""
@@ -141,9 +133,8 @@ class Bench:
 
     def _check(self, tasks: list[TaskRow], family: Family, package: str) -> None:
         """What validation asked of the tasks, asked again: the code may give others this time."""
-        hidden = hidden_items(family.name, self._hidden_seed, self._settings.evaluation.items)
-        if leak := Leaks(hidden, ()).in_tasks(tasks):
-            raise JobError(CHEATED, f"tasks changed after validation: {leak.render()}")
+        items = self._settings.evaluation.items
+        refuse_hidden(tasks, hidden_items(family.name, self._hidden_seed, items))
         if fault := check_tasks(tasks, family, package):
             raise JobError("env_error", f"tasks changed after validation: {fault.render()}")
 
@@ -185,6 +176,12 @@ class Bench:
 def _heed(stop: threading.Event) -> None:
     if stop.is_set():
         raise JobError(STOPPED, "it was told to stop")
+
+
+def refuse_hidden(tasks: list[TaskRow], hidden: list[Item]) -> None:
+    """Raises JobError(CHEATED) where the tasks that a job trains on hold hidden items after all."""
+    if leak := Leaks(hidden, ()).in_tasks(tasks):
+        raise JobError(CHEATED, f"tasks changed after validation: {leak.render()}")
 
 
 def spec_of(files: dict[str, str], student: str) -> JobSpec:

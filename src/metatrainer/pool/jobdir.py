@@ -13,7 +13,7 @@ Knows nothing about processes or the ledger.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -86,6 +86,15 @@ def write_trained(job_dir: Path, result: JobResult) -> None:
 def read_trained(job_dir: Path, job_id: str) -> JobResult | None:
     """How the training went, if an attempt got that far."""
     return _read(job_dir / TRAINED, job_id)
+
+
+def trained_once(order: JobOrder, train: Callable[[], JobResult]) -> JobResult:
+    """How the training of a job went: as an earlier attempt recorded it, else as `train` says."""
+    trained = read_trained(order.job_dir, order.job_id)
+    if trained is None:
+        trained = train()
+        write_trained(order.job_dir, trained)
+    return trained
 
 
 def _read(path: Path, job_id: str) -> JobResult | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import importlib
 import importlib.util
 import os
 import socket
@@ -25,7 +24,7 @@ from metatrainer.config import PoolSettings, RunSettings
 from metatrainer.errors import ConfigError, PoolError, WorkerFault
 from metatrainer.pool.base import GRACE_SECONDS, LOST, slots_of
 from metatrainer.pool.process import STOP_SECONDS
-from metatrainer.pool.worker import Body, Setup, answer
+from metatrainer.pool.worker import Setup, answer, make_body
 from metatrainer.pool.workers import BODY, WorkerPool, attempt_key
 
 RESOURCE = "metatrainer_worker"
@@ -191,9 +190,7 @@ class Host:
     """What an actor is: a body, and the requests that it is at. Ray calls it in several threads."""
 
     def __init__(self, factory: str, setup: dict[str, Any]):
-        module, _, name = factory.partition(":")
-        make = getattr(importlib.import_module(module), name)
-        self._body: Body = make(Setup.model_validate(setup))
+        self._body = make_body(factory, Setup.model_validate(setup))
         self._lock = threading.Lock()
         self._requests: dict[str, _Request] = {}
         self._asked_at = time.monotonic()

@@ -61,14 +61,20 @@ class Body(Protocol):
         """Release what the body holds."""
 
 
+def make_body(factory: str, setup: Setup) -> Body:
+    """The body that MODULE:FACTORY makes."""
+    module, _, name = factory.partition(":")
+    body: Body = getattr(importlib.import_module(module), name)(setup)
+    return body
+
+
 def main(factory: str, parent: int) -> None:
     """Serve requests until the pipe closes or the parent dies."""
     _die_with(parent)
     channel = _Channel()
     requests = sys.stdin.buffer
     setup = Setup.model_validate_json(requests.readline())
-    module, _, name = factory.partition(":")
-    body: Body = getattr(importlib.import_module(module), name)(setup)
+    body = make_body(factory, setup)
     channel.send({"ready": True})
     try:
         _serve(body, requests, channel)

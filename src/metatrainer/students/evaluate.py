@@ -11,7 +11,7 @@ from metatrainer.config import EvalSettings
 from metatrainer.engine import Engine, Lane
 from metatrainer.families import Family, Item
 from metatrainer.inner.rollout import Limits, Question, roll_out
-from metatrainer.students.score import Score, wilson
+from metatrainer.students.score import Score
 
 SAMPLES = 3
 """Conversations of a student that are kept to look at."""
@@ -38,15 +38,7 @@ def evaluate(
         family.correct(rollout.reply, item.answer)
         for rollout, item in zip(rollouts, items, strict=True)
     )
-    low, high = wilson(right, len(items))
-    return Score(
-        student=engine.name,
-        family=family.name,
-        n=len(items),
-        mean=right / len(items),
-        low=low,
-        high=high,
-    )
+    return Score.of(engine.name, family.name, right, len(items))
 
 
 def sample_conversations(

@@ -23,6 +23,12 @@ class Score(BaseModel):
     high: float
     """Upper end of the same."""
 
+    @classmethod
+    def of(cls, student: str, family: str, right: int, n: int) -> Score:
+        """The score of so many right answers."""
+        low, high = wilson(right, n)
+        return cls(student=student, family=family, n=n, mean=right / n, low=low, high=high)
+
 
 def wilson(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
     """Wilson's score interval of a proportion (Wilson 1927)."""
