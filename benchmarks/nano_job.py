@@ -10,15 +10,11 @@ session, loading the tasks and scoring every rollout count. Prints JSON; quote t
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
-import platform
 import statistics
-import subprocess
-import sys
 import time
-from pathlib import Path
+
+import _machine
 
 STEPS, BATCH, GROUP, LEVEL = 20, 64, 8, 2
 
@@ -72,34 +68,17 @@ def main() -> None:
     """Measure in a process with the environment of a pool's worker."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=7)
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if not options.inside:
-        from metatrainer.pool.process import worker_environment
-
-        command = [sys.executable, __file__, "--inside", "--seeds", str(options.seeds)]
-        environment = {**worker_environment(), "PATH": os.environ["PATH"]}
-        sys.exit(subprocess.run(command, env=environment, cwd=Path.cwd()).returncode)
-    from metatrainer.experiment import versions
-
+    _machine.as_worker()
     seconds = measure(options.seeds)
-    print(
-        json.dumps(
-            {
-                "benchmark": "nano_job",
-                "steps": STEPS,
-                "batch": BATCH,
-                "median_seconds": {s: statistics.median(v) for s, v in seconds.items()},
-                "seconds": seconds,
-                "cores": 1,
-                "machine": platform.processor() or platform.machine(),
-                "python": platform.python_version(),
-                "versions": versions(),
-                "date": datetime.date.today().isoformat(),
-            },
-            indent=2,
-        )
-    )
+    result = {
+        "benchmark": "nano_job",
+        "steps": STEPS,
+        "batch": BATCH,
+        "median_seconds": {s: statistics.median(v) for s, v in seconds.items()},
+        "seconds": seconds,
+    }
+    print(json.dumps(result | _machine.facts(), indent=2))
 
 
 if __name__ == "__main__":

@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import _machine
 
 STEPS, BATCH, GROUP, LEVEL = 20, 64, 8, 2
 ALONE = 16
@@ -133,16 +132,8 @@ def main() -> None:
     parser.add_argument("--jobs", default="1,4,16,40")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--student", default="nano-wren")
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if not options.inside:
-        from metatrainer.pool.process import worker_environment
-
-        environment = {**worker_environment(), "PATH": os.environ["PATH"]}
-        command = [sys.executable, __file__, "--inside", *sys.argv[1:]]
-        sys.exit(subprocess.run(command, env=environment, cwd=Path.cwd()).returncode)
-    import _machine
-
+    _machine.as_worker()
     rows = measure(options.student, [int(n) for n in options.jobs.split(",")], options.repeats)
     result = {"benchmark": "packing", "steps": STEPS, "batch": BATCH, "rows": rows}
     print(json.dumps(result | _machine.facts(), indent=2))

@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import _machine
+
 STEPS, GROUPS, SIZE = 54, 5, 8
 FILE = "x = 1  # a line of an environment that an agent wrote, as long as they are\n" * 60
 
@@ -125,8 +127,6 @@ def main() -> None:
     parser.add_argument("--scale", default="1,10")
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args()
-    import _machine
-
     rows = {}
     for scale in options.scale.split(","):
         steps = STEPS * int(scale)

@@ -193,7 +193,7 @@ def on_ray(jobs: int, repeats: int) -> list[dict[str, float]]:
 
 def measure(jobs: int, repeats: int, ray: bool) -> dict[str, Any]:
     """All figures."""
-    from _machine import facts
+    import _machine  # here, as workers import this file for their body
 
     simulated = {
         name: _median([simulate(seed, packed, longest_first) for seed in range(repeats)])
@@ -206,7 +206,7 @@ def measure(jobs: int, repeats: int, ray: bool) -> dict[str, Any]:
     spent = {"local": _median([asyncio.run(overhead(jobs, LocalPool)) for _ in range(repeats)])}
     if ray:
         spent["ray"] = _median(on_ray(jobs, repeats))
-    return {**facts(), "utilisation": simulated, "overhead": spent}
+    return {**_machine.facts(), "utilisation": simulated, "overhead": spent}
 
 
 def _median(rows: list[dict[str, float]]) -> dict[str, float]:

@@ -10,13 +10,13 @@ the same time in one sandbox, all loaded and scored once. Prints JSON; quote the
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import statistics
 import time
 from typing import Any
+
+import _machine
 
 CALL_SECONDS = 10.0
 TRACES = 64
@@ -91,13 +91,8 @@ def main() -> None:
         "traces": TRACES,
         "bubblewrap": bwrap.require(),
         "control groups": home and home.version,
-        "load before": os.getloadavg()[0],
-        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "date": datetime.date.today().isoformat(),
     }
-    print(json.dumps(result, indent=2))
+    print(json.dumps(result | _machine.facts(), indent=2))
 
 
 if __name__ == "__main__":

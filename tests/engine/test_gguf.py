@@ -24,7 +24,7 @@ from transformers import (
 from metatrainer.engine.files import load_model, load_tokenizer
 from metatrainer.engine.model import Plain, Rope, forward
 from metatrainer.errors import ConfigError
-from metatrainer.students import published
+from tests import published
 
 TOLERANCE = 1e-3  # fp32, as for Hugging Face folders
 SIZES = {

@@ -102,19 +102,14 @@ def markdown(board: Leaderboard) -> str:
     for row in board.rows:
         students = ", ".join(f"{name} {count}" for name, count in row.students.items()) or "-"
         numbers = (row.reward, row.quality, row.validation, row.attempts)
-        cells = [row.part, row.agent, *map(shown, numbers), students, str(row.reward.n)]
+        cells = [row.part, row.agent, *map(str, numbers), students, str(row.reward.n)]
         lines.append(f"| {' | '.join(cells)} |")
     if board.differences:
         lines += ["", "| part | difference | reward | quality |", "|---|---|---|---|"]
     for each in board.differences:
         name = f"{each.first} - {each.second}"
-        lines.append(f"| {each.part} | {name} | {shown(each.reward)} | {shown(each.quality)} |")
+        lines.append(f"| {each.part} | {name} | {each.reward} | {each.quality} |")
     return "\n".join(lines)
-
-
-def shown(value: Estimate) -> str:
-    """A mean and its interval."""
-    return f"{value.mean:.3f} [{value.low:.3f}, {value.high:.3f}]"
 
 
 def _row(agent: str, part: str, episodes: list[Played]) -> Row:

@@ -31,6 +31,9 @@ class Estimate:
     high: float
     n: int
 
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
 
 @dataclass(frozen=True)
 class Series:
@@ -175,12 +178,15 @@ def summarise(ledger: Ledger) -> Summary:
 
 def estimate(values: Sequence[float]) -> Estimate | None:
     """Mean and 95 % interval; None of nothing. The interval of one value is that value."""
-    n = len(values)
-    if n == 0:
+    if not values:
         return None
-    mean = sum(values) / n
-    variance = sum((v - mean) ** 2 for v in values) / max(1, n - 1)
-    half = 1.96 * math.sqrt(variance / n)
+    mean = sum(values) / len(values)
+    return estimate_by(mean, sum((v - mean) ** 2 for v in values), len(values))
+
+
+def estimate_by(mean: float, deviation: float, n: int) -> Estimate:
+    """The same from a mean of n values and the sum of their squared distances from it."""
+    half = 1.96 * math.sqrt(max(0.0, deviation) / max(1, n - 1) / n)
     return Estimate(mean=mean, low=mean - half, high=mean + half, n=n)
 
 

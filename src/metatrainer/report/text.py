@@ -137,7 +137,7 @@ def _number(value: float | None) -> str:
 
 
 def _interval(value: Estimate | None) -> str:
-    return "-" if value is None else f"{value.mean:.3f} [{value.low:.3f}, {value.high:.3f}]"
+    return "-" if value is None else str(value)
 
 
 def _line(cells: list[str]) -> str:

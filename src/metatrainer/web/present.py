@@ -6,14 +6,14 @@ Pure functions. Knows nothing about HTTP or ledgers.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from metatrainer.report.summary import Estimate
 from metatrainer.report.text import duration
 from metatrainer.shown import visible
-from metatrainer.web.views import Head, JobView, Point, PoolView, RunView
+from metatrainer.web.views import Head, JobView, PoolView, RunView
 
 TITLES = {
     "reward": "Reward",
@@ -145,14 +145,9 @@ def number(value: float | None, digits: int = 3) -> str:
     return NONE if value is None else f"{value:.{digits}f}"
 
 
-def signed(value: float | None, digits: int = 3) -> str:
-    """A difference."""
-    return NONE if value is None else f"{value:+.{digits}f}"
-
-
-def interval(point: Point | None) -> str:
+def interval(point: Estimate | None) -> str:
     """A mean with its interval."""
-    return NONE if point is None else f"{point.mean:.3f} [{point.low:.3f}, {point.high:.3f}]"
+    return NONE if point is None else str(point)
 
 
 def shade(value: float | None) -> str:
@@ -178,14 +173,8 @@ def words(value: Any) -> str:
     return visible(value if isinstance(value, str) else pretty(value), _TEXT)
 
 
-def when(moment: float) -> str:
-    """A moment in local time."""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))
-
-
 FILTERS: dict[str, Callable[..., str]] = {
     "number": number,
-    "signed": signed,
     "interval": interval,
     "shade": shade,
     "clock": clock,
@@ -197,7 +186,7 @@ def _line(name: str, values: list[float | None]) -> dict[str, Any]:
     return {"name": name, "values": values}
 
 
-def _band(name: str, points: Sequence[Point]) -> dict[str, Any]:
+def _band(name: str, points: Sequence[Estimate]) -> dict[str, Any]:
     return {
         "name": name,
         "values": [p.mean for p in points],
@@ -206,7 +195,7 @@ def _band(name: str, points: Sequence[Point]) -> dict[str, Any]:
     }
 
 
-def _mean(point: Point | None) -> float | None:
+def _mean(point: Estimate | None) -> float | None:
     return None if point is None else point.mean
 
 

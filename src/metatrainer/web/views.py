@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from typing import Any
 from metatrainer.errors import ConfigError
 from metatrainer.ledger import EpisodeRow, EvalRow, Ledger
 from metatrainer.report.alerts import Alert, Played, alerts_of_run, dead_groups
-from metatrainer.report.summary import TERMS
+from metatrainer.report.summary import TERMS, Estimate, estimate_by
 
 LIVE_SECONDS = 120.0
 """A run that has written nothing for longer is taken to be stopped."""
@@ -34,16 +33,6 @@ PHASES = {
     "heldout_after": "held out, after",
     "play": "play",
 }
-
-
-@dataclass(frozen=True)
-class Point:
-    """A mean over n values with its 95 % interval (1.96 standard errors either way)."""
-
-    mean: float
-    low: float
-    high: float
-    n: int
 
 
 @dataclass(frozen=True)
@@ -68,11 +57,11 @@ class RunView:
 
     head: Head
     steps: list[int]
-    curves: dict[str, list[Point]]
+    curves: dict[str, list[Estimate]]
     """reward and its terms, a point for each of `steps`."""
-    families: dict[str, dict[int, Point]]
+    families: dict[str, dict[int, Estimate]]
     """Reward of each training family by step."""
-    heldout: dict[str, dict[str, Point]]
+    heldout: dict[str, dict[str, Estimate]]
     """family -> "before", "after", "quality before", "quality after"."""
     alerts: list[Alert]
     chosen: dict[str, list[int]]
@@ -411,21 +400,20 @@ ORDER BY began
 """
 
 
-def _point(total: float, squares: float, n: int) -> Point:
+def _estimate(total: float, squares: float, n: int) -> Estimate:
+    """From the sums that a query gives."""
     mean = total / n
-    variance = max(0.0, squares - n * mean * mean) / max(1, n - 1)
-    half = 1.96 * math.sqrt(variance / n)
-    return Point(mean, mean - half, mean + half, n)
+    return estimate_by(mean, squares - n * mean * mean, n)
 
 
-def _by_step(rows: Sequence[Any]) -> dict[int, dict[str, Point]]:
+def _by_step(rows: Sequence[Any]) -> dict[int, dict[str, Estimate]]:
     """The terms of each step over all its families."""
     steps: dict[int, list[Any]] = defaultdict(list)
     for row in rows:
         steps[row["step"]].append(row)
     return {
         step: {
-            term: _point(
+            term: _estimate(
                 sum(r[term] for r in of_step),
                 sum(r[f"{term}2"] for r in of_step),
                 sum(r["n"] for r in of_step),
@@ -436,19 +424,21 @@ def _by_step(rows: Sequence[Any]) -> dict[int, dict[str, Point]]:
     }
 
 
-def _by_family(rows: Sequence[Any]) -> dict[str, dict[int, Point]]:
-    found: dict[str, dict[int, Point]] = defaultdict(dict)
+def _by_family(rows: Sequence[Any]) -> dict[str, dict[int, Estimate]]:
+    found: dict[str, dict[int, Estimate]] = defaultdict(dict)
     for row in rows:
-        found[row["family"]][row["step"]] = _point(row["reward"], row["reward2"], row["n"])
+        found[row["family"]][row["step"]] = _estimate(row["reward"], row["reward2"], row["n"])
     return dict(sorted(found.items()))
 
 
-def _heldout(rows: Sequence[Any]) -> dict[str, dict[str, Point]]:
-    found: dict[str, dict[str, Point]] = defaultdict(dict)
+def _heldout(rows: Sequence[Any]) -> dict[str, dict[str, Estimate]]:
+    found: dict[str, dict[str, Estimate]] = defaultdict(dict)
     for row in rows:
         when = row["phase"].removeprefix("heldout_")
-        found[row["family"]][when] = _point(row["reward"], row["reward2"], row["n"])
-        found[row["family"]][f"quality {when}"] = _point(row["quality"], row["quality2"], row["n"])
+        found[row["family"]][when] = _estimate(row["reward"], row["reward2"], row["n"])
+        found[row["family"]][f"quality {when}"] = _estimate(
+            row["quality"], row["quality2"], row["n"]
+        )
     return dict(found)
 
 
