@@ -18,6 +18,7 @@ from metatrainer.ledger import Ledger
 from metatrainer.outer import loop
 from metatrainer.outer.episodes import episode_maker
 from metatrainer.pool.kinds import make_pool
+from metatrainer.pool.workers import WorkerPool
 from metatrainer.progress import Progress
 from metatrainer.report import figure, text
 from metatrainer.report.summary import Summary, summarise
@@ -31,11 +32,7 @@ async def run(settings: RunSettings, run_dir: RunDir, *, resume: bool, progress:
     """Begin a run, or go on with it, and bring it to its end."""
     with Ledger(run_dir.ledger) as ledger:
         hidden_seed = enter(ledger, run_dir.name, settings)
-        pool, validator = (
-            make_pool(settings, hidden_seed),
-            Validator(unsafe=settings.unsafe_without_sandbox),
-        )
-        async with running(pool), running(validator):
+        async with staff(settings, hidden_seed) as (pool, validator):
             make_episode = episode_maker(settings, run_dir.path, ledger, pool, validator)
             await loop.train(
                 settings,
@@ -82,6 +79,20 @@ def versions() -> dict[str, str]:
 class _Part(Protocol):
     async def start(self) -> None: ...
     async def close(self) -> None: ...
+
+
+@asynccontextmanager
+async def staff(
+    settings: RunSettings, hidden_seed: int, sandboxes: int = 2
+) -> AsyncIterator[tuple[WorkerPool, Validator]]:
+    """What episodes need, started: the pool that runs their jobs, the validator before it.
+
+    sandboxes: of the validator.
+    """
+    pool = make_pool(settings, hidden_seed)
+    validator = Validator(sandboxes, settings.unsafe_without_sandbox)
+    async with running(pool), running(validator):
+        yield pool, validator
 
 
 @asynccontextmanager

@@ -17,16 +17,14 @@ from typing import Any
 from metatrainer import rundir
 from metatrainer.agent.policies import SCRIPTS, Message, Policy, Scripted
 from metatrainer.agent.task import Task, draw_task
-from metatrainer.agent.validator import Validator
 from metatrainer.chat import ChatFormat
 from metatrainer.config import AgentSettings, RunSettings, nearest
 from metatrainer.engine import Engine, SampleRequest, SamplingParams
 from metatrainer.episode import Episode, EpisodeId, play
 from metatrainer.errors import ConfigError
-from metatrainer.experiment import enter, running
+from metatrainer.experiment import enter, staff
 from metatrainer.ledger import Ledger
 from metatrainer.outer.plan import derive
-from metatrainer.pool.kinds import make_pool
 from metatrainer.reward import Terms
 from metatrainer.students import catalogue
 from metatrainer.tinker.checkpoints import CheckpointStore
@@ -68,11 +66,7 @@ async def play_one(
         hidden_seed = enter(ledger, folder.name, settings)
         task = draw_task(settings, family, seed, hidden_seed)
         policy = find_agent(agent, settings.agent)(task, seed)
-        pool, validator = (
-            make_pool(settings, hidden_seed),
-            Validator(1, settings.unsafe_without_sandbox),
-        )
-        async with running(pool), running(validator):
+        async with staff(settings, hidden_seed, sandboxes=1) as (pool, validator):
             id = EpisodeId("play", 0, 0, 0)
             episode = Episode(id, task, settings, ledger, pool, validator, folder)
             terms = await play(episode, policy, hear)
@@ -96,11 +90,7 @@ async def play_all(
     """
     with Ledger(folder / "ledger.sqlite") as ledger:
         hidden_seed = enter(ledger, folder.name, settings)
-        pool, validator = (
-            make_pool(settings, hidden_seed),
-            Validator(unsafe=settings.unsafe_without_sandbox),
-        )
-        async with running(pool), running(validator):
+        async with staff(settings, hidden_seed) as (pool, validator):
             # A few more than the pool has lanes, so that agents write while students train.
             seats = asyncio.Semaphore(2 * pool.slots)
 

@@ -349,9 +349,10 @@ class Engine:
 
         Raises ConfigError for a loss, or a setting of it, that this engine does not have.
         """
-        return self.forward_backward_many([Update(rows, adapter, loss_fn, config or {})], backward)[
-            0
-        ]
+        (output,) = self.forward_backward_many(
+            [Update(rows, adapter, loss_fn, config or {})], backward
+        )
+        return output
 
     def forward_backward_many(
         self, updates: Sequence[Update], backward: bool = True

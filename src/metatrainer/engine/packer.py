@@ -93,6 +93,9 @@ class Packer:
             elif self._training:  # most of those who wait, wait for this
                 self._train()
         waiting: list[_Item] = [*self._advancing, *self._training]
+        while not self._queue.empty():  # asked while it was being closed
+            if item := self._queue.get():
+                waiting.append(item)
         for item in waiting:
             item.future.set_exception(MetatrainerError("the engine is closed"))
 
