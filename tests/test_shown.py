@@ -55,7 +55,7 @@ def test_findings_show_what_a_job_wrote_harmlessly() -> None:
 def test_messages_of_an_episode_are_shown_harmlessly() -> None:
     from rich.console import Console
 
-    from metatrainer.cli import _print_message
+    from metatrainer.cli.app import _print_message
 
     planted = PLANTED[:60]
     call = {"name": planted, "arguments": {planted: planted}}

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from metatrainer.cli.options import Config, Set
 from metatrainer.errors import ConfigError
-from metatrainer.options import Config, Set
 
 ALL = "all"
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from metatrainer.cli.eval import evaluate
+from metatrainer.cli.families import family
+from metatrainer.cli.job import job
+from metatrainer.cli.options import Config, Set
+from metatrainer.cli.watch import watch
 from metatrainer.errors import ConfigError, MetatrainerError, SandboxUnavailable
-from metatrainer.evalcli import evaluate
-from metatrainer.familycli import family
-from metatrainer.jobcli import job
-from metatrainer.options import Config, Set
 from metatrainer.shown import one_line, visible
-from metatrainer.webcli import watch
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from metatrainer.cli.options import Config, Set
 from metatrainer.errors import ConfigError
-from metatrainer.options import Config, Set
 from metatrainer.shown import visible
 
 if TYPE_CHECKING:
