@@ -44,7 +44,7 @@ def measure(seeds: int) -> dict[str, list[float]]:
     files["environment/__init__.py"] = text
     seconds: dict[str, list[float]] = {}
     with Guest(0) as guest:
-        for student in catalogue.students():
+        for student in catalogue.shipped():
             engine = Engine(catalogue.verified_folder(student))
             spec = TrainingSpec(
                 model=student,

@@ -3,8 +3,11 @@
 import json
 
 import pytest
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from metatrainer.chat import Call, ChatFormat, parse_text
+from metatrainer.errors import ConfigError
 from metatrainer.families.names import names
 from metatrainer.nano.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 
@@ -104,3 +107,31 @@ def test_a_turn_without_its_end_token_is_not_clean(tokenizer):
     assert chat.parse([*ids, *chat.stop]).clean
     assert chat.parse([*ids, *chat.stop]).text == "KelRon"
     assert not chat.parse([]).clean
+
+
+def test_a_model_with_gemmas_turns_gets_them():
+    """The text is what Gemma's published template makes of the same messages."""
+    marks = ["<bos>", "<start_of_turn>", "<end_of_turn>"]
+    letters = Tokenizer(models.BPE({chr(i): i for i in range(128)}, []))
+    letters.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, extra_special_tokens=marks)
+    chat = ChatFormat(tokenizer)
+    for system in ([], MESSAGES[:1]):
+        told = "You look things up.\n\n" if system else ""
+        expected = (
+            f"<bos><start_of_turn>user\n{told}Who is the boss of BelMar?<end_of_turn>\n"
+            "<start_of_turn>model\n"
+        )
+        assert tokenizer.decode(chat.prompt([*system, MESSAGES[1]])) == expected
+    sampled = tokenizer.encode("KelRon<end_of_turn>")
+    assert chat.parse(sampled).text == "KelRon" and chat.parse(sampled).clean
+    heard = tokenizer.decode(chat.continuation([MESSAGES[1]]))
+    assert heard == (
+        "\n<start_of_turn>user\nWho is the boss of BelMar?<end_of_turn>\n<start_of_turn>model\n"
+    )
+
+
+def test_a_tokenizer_without_turns_is_refused():
+    plain = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE({"a": 0}, [])))
+    with pytest.raises(ConfigError, match="made for chat"):
+        ChatFormat(plain)

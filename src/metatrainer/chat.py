@@ -1,7 +1,8 @@
 """The chat format of students and of the nano agent: Qwen3's turns and tool calls, as token ids.
 
 A conversation grows by appending token ids: what was sampled is never tokenised again. Tools stand
-in the system message, one line each. Knows nothing about who samples or what tools do.
+in the system message, one line each. A model whose tokenizer has Gemma's turns gets those instead.
+Knows nothing about who samples or what tools do.
 
     <|im_start|>system
     lookup(name, relation)<|im_end|>
@@ -26,6 +27,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from metatrainer.errors import ConfigError
+
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = ("<|endoftext|>", IM_START, IM_END)
 PLAIN_TOKENS = (
@@ -39,6 +42,31 @@ PLAIN_TOKENS = (
 """Tokens of their own that, as in Qwen3, are ordinary text to the tokenizer."""
 
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Marks:
+    """How a family of models writes its turns."""
+
+    start: str
+    end: str
+    first: str = ""
+    """What stands before the first turn."""
+    assistant: str = "assistant"
+    system: bool = True
+    """There are system turns; else what they say begins the first user turn."""
+
+    def turn(self, role: str, content: str) -> str:
+        """One whole message."""
+        return f"{self.opened(role)}{content}{self.end}"
+
+    def opened(self, role: str) -> str:
+        """The beginning of a message."""
+        return f"{self.start}{self.assistant if role == 'assistant' else role}\n"
+
+
+QWEN = Marks(IM_START, IM_END)
+GEMMA = Marks("<start_of_turn>", "<end_of_turn>", "<bos>", "model", system=False)
 
 
 @dataclass(frozen=True)
@@ -83,11 +111,6 @@ def result_text(result: str) -> str:
     return f"<tool_response>\n{result}\n</tool_response>"
 
 
-def message_text(role: str, content: str) -> str:
-    """One whole message."""
-    return f"{IM_START}{role}\n{content}{IM_END}"
-
-
 def parse_call(text: str) -> Call | str:
     """A call from the JSON inside a tool_call block, or what is wrong with it."""
     try:
@@ -114,12 +137,17 @@ def parse_text(text: str, clean: bool = True) -> Turn:
 
 
 class ChatFormat:
-    """The format over one tokenizer (a transformers fast tokenizer with the tokens above)."""
+    """The format over one tokenizer, a transformers fast one.
+
+    Raises ConfigError for a tokenizer that has no tokens for turns.
+    """
 
     def __init__(self, tokenizer: Any):
         # The Rust tokenizer itself: rollouts of tiny models spend more time in wrappers than in it.
         self._tokenizer = tokenizer.backend_tokenizer
-        self._end = tokenizer.convert_tokens_to_ids(IM_END)
+        self._marks = _marks(self._tokenizer)
+        self.end = self._marks.end
+        self._end = self._tokenizer.token_to_id(self.end)
         self.stop: tuple[int, ...] = (self._end,)
         self._encode = lru_cache(maxsize=65536)(
             lambda text: tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
@@ -140,10 +168,16 @@ class ChatFormat:
         messages = list(messages)
         first = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
         system = system_text(first, tools)
-        parts = [message_text("system", system)] if system else []
+        parts = []
+        if system and self._marks.system:
+            parts.append(self._marks.turn("system", system))
+        elif system:
+            asked = messages.pop(0)
+            parts.append(self._render({**asked, "content": f"{system}\n\n{asked['content']}"}))
         for message in messages:
             parts.append(self._render(message))
-        return self.encode("\n".join([*parts, f"{IM_START}assistant\n"]))
+        text = "\n".join([*parts, self._marks.opened("assistant")])
+        return self.encode(self._marks.first + text)
 
     def continuation(self, answers: Sequence[Mapping[str, Any]], ended: bool = True) -> list[int]:
         """What follows a sampled assistant message: the answers to it, then the assistant again.
@@ -151,9 +185,9 @@ class ChatFormat:
         answers: tool and user messages. ended: the sample has its own end token; else one is
         supplied.
         """
-        start = "" if ended else IM_END
+        start = "" if ended else self.end
         turns = [self._render(message) for message in answers]
-        return self.encode("\n".join([start, *turns, f"{IM_START}assistant\n"]))
+        return self.encode("\n".join([start, *turns, self._marks.opened("assistant")]))
 
     def parse(self, tokens: Sequence[int]) -> Turn:
         """A sampled message, with or without its end token."""
@@ -163,7 +197,17 @@ class ChatFormat:
 
     def _render(self, message: Mapping[str, Any]) -> str:
         if message["role"] == "tool":
-            return message_text("user", result_text(message["content"]))
+            return self._marks.turn("user", result_text(message["content"]))
         text = message["content"] or ""
         calls = [call_text(c["name"], c["arguments"]) for c in message.get("tool_calls") or []]
-        return message_text(message["role"], "\n".join([*([text] if text else []), *calls]))
+        return self._marks.turn(message["role"], "\n".join([*([text] if text else []), *calls]))
+
+
+def _marks(tokenizer: Any) -> Marks:
+    for marks in (QWEN, GEMMA):
+        if tokenizer.token_to_id(marks.end) is not None:
+            return marks
+    raise ConfigError(
+        f"the model's tokenizer has neither {QWEN.end} nor {GEMMA.end}, so it cannot hold a "
+        "conversation; take a model that was made for chat"
+    )

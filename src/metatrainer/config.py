@@ -94,7 +94,8 @@ class PoolSettings(Settings):
     """local: worker processes on this machine. ray: actors on the nodes of a Ray cluster, which all
     see the run's folder."""
     workers: int | None = Field(None, ge=1)
-    """Worker processes; left out, one for each core. A cluster does not say: give their number."""
+    """Worker processes; left out, one for each GPU, or else for each core. A cluster does not say:
+    give their number."""
     address: str | None = None
     """Address of a Ray cluster's head; left out, that of RAY_ADDRESS."""
     packed: int = Field(4, ge=1, le=64)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from metatrainer import families
+from metatrainer.config import RunSettings
 from metatrainer.families import Family
 from metatrainer.families.base import tool
 from metatrainer.families.check import CONSTANT, GUESS, examine
@@ -223,6 +224,6 @@ def test_a_question_whose_words_tell_the_answer_is_refused():
 def test_a_student_learns_a_shortcut_if_there_is_one():
     """Words that nano students know, so that only the shortcut is to be learnt."""
     family = of_kinds(dict(zip(("refund", "login", "delivery", "invoice"), triage.TIERS)))
-    measured = {check.name: check for check in measure(family, chance=0.35, train=False)}
+    measured = {check.name: check for check in measure(family, RunSettings(), 0.35, train=False)}
     assert measured[BLIND].ok is False and measured[BLIND].mean > 0.5
     assert measured["best untrained"].ok is False, "no student knows the tool"

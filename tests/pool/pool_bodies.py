@@ -18,7 +18,7 @@ from metatrainer.sandbox.host import Guest
 from metatrainer.students.score import Score
 
 OK, JOB_ERROR, ENV_ERROR, BUG, HANG, EXIT, GARBAGE, PRINT, DONE_THEN_HANG = range(9)
-HEED, WAIT, BUG_IN_EVAL, EXIT_IN_EVAL = range(9, 13)
+HEED, WAIT, BUG_IN_EVAL, EXIT_IN_EVAL, GPU = range(9, 14)
 
 
 class StandIn:
@@ -46,6 +46,7 @@ class StandIn:
             job_id=order.job_id,
             attempt=order.attempt,
             outcome="ok",
+            message=os.environ.get("CUDA_VISIBLE_DEVICES", "") if order.seed == GPU else "",
             post=self._score(order.family, order.student, 0.5),
         )
         if order.seed == DONE_THEN_HANG:

@@ -16,7 +16,7 @@ import pytest
 from metatrainer.config import LimitSettings, PoolSettings, RunSettings
 from metatrainer.errors import PoolError
 from metatrainer.pool import jobdir
-from metatrainer.pool.base import JobOrder, JobResult
+from metatrainer.pool.base import JobOrder, JobResult, slots_of
 from metatrainer.pool.local import LocalPool
 
 STAND_IN = "pool_bodies:StandIn"
@@ -278,6 +278,20 @@ def test_workers_get_no_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert b"OMP_NUM_THREADS=1" in environment
 
     with_pool(action)
+
+
+def test_each_worker_sees_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch was built for and CUDA may see is stood in for: there is no GPU here."""
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.13.0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert slots_of(PoolSettings(packed=3)) == 6
+
+    async def action(pool: LocalPool) -> None:
+        orders = [make_order(tmp_path, f"job-{i}", bodies.GPU) for i in range(3)]
+        results = await asyncio.gather(*(pool.run(order) for order in orders))
+        assert sorted(result.message for result in results) == ["2", "2", "5"]
+
+    with_pool(action, workers=3)
 
 
 CONTROLLER = """

@@ -19,6 +19,7 @@ from metatrainer.cli.eval import evaluate
 from metatrainer.cli.families import family
 from metatrainer.cli.job import job
 from metatrainer.cli.options import Config, Set
+from metatrainer.cli.students import students
 from metatrainer.cli.watch import watch
 from metatrainer.errors import ConfigError, MetatrainerError, SandboxUnavailable
 from metatrainer.shown import one_line, visible
@@ -51,6 +52,7 @@ app = typer.Typer(
 nano = typer.Typer(help="The small models that ship with metatrainer.", no_args_is_help=True)
 app.add_typer(family, name="families")
 app.add_typer(job, name="job")
+app.add_typer(students, name="students")
 app.add_typer(nano, name="nano")
 app.command()(watch)
 app.command("eval")(evaluate)

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from metatrainer.cli.options import Config, Set
 from metatrainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod
     from rich.table import Table
 
+    from metatrainer.config import RunSettings
     from metatrainer.families import Family, Item
     from metatrainer.families.check import Check
 
@@ -79,6 +81,8 @@ def families_check(
     every: Annotated[bool, typer.Option("--all", help="Check all there are here.")] = False,
     train: Annotated[bool, typer.Option(help="Run the reference job, which takes longest.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    config: Config = None,
+    settings: Set = [],  # noqa: B006 (typer reads the default, nothing changes it)
 ) -> None:
     """Test every property of a family, and measure how hard it is. Exits with 1 if one fails.
 
@@ -86,29 +90,33 @@ def families_check(
     metatrainer families check persona
     metatrainer families check my_family --no-train
     metatrainer families check --all --json
+    metatrainer families check persona --set 'students=["smollm2-tools"]'
 
     A family that is not sound (items repeat, a prompt holds its answer, a checker that is not
     exact, no tools...) is refused with the reason. A sound one is measured: a guess, a constant
-    answer, a student without tools, every student here untrained, and the best of them trained
-    with the reference job.
+    answer, a student without tools, every student of the settings untrained, and the best of them
+    trained with the reference job.
     """
     from rich.console import Console
 
     from metatrainer import families
+    from metatrainer.config import check_names, load_config
     from metatrainer.console import share_shown
-    from metatrainer.sandbox import bwrap
+    from metatrainer.sandbox.unwalled import has_walls
     from metatrainer.shown import one_line
 
     if (name is None) == (not every):
         raise ConfigError("give the name of a family, or --all")
     found = [families.get(each) for each in (families.known() if name is None else [name])]
+    resolved = load_config(config, settings)
+    check_names(resolved)
     if train:
-        bwrap.require()
+        has_walls(resolved.unsafe_without_sandbox)
     results: dict[str, list[Check]] = {}
     with share_shown(Console(stderr=True)) as at:
         for number, each in enumerate(found):
             checks = results[each.name] = []
-            for share, check in _checks(each, train):
+            for share, check in _checks(each, resolved, train):
                 checks.append(check)
                 at((number + share) / len(found), f"{each.name}: {check.name}")
     ok = {
@@ -179,11 +187,11 @@ def families_new(
     print(f"next: pip install -e {folder}\n      metatrainer families check {name}")
 
 
-def _checks(found: Family, train: bool) -> Iterator[tuple[float, Check]]:
+def _checks(found: Family, settings: RunSettings, train: bool) -> Iterator[tuple[float, Check]]:
     """Loads the engine only now, after everything that can be wrong with the arguments."""
     from metatrainer.families import measure
 
-    return measure.everything(found, train=train)
+    return measure.everything(found, settings, train=train)
 
 
 def _answered(found: Family, item: Item) -> bool | None:

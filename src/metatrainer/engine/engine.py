@@ -100,8 +100,19 @@ class TrainOutput:
 class Engine:
     """A base model and its adapters."""
 
-    def __init__(self, folder: str | Path, device: str = "cpu", dtype: torch.dtype = torch.float32):
+    def __init__(
+        self,
+        folder: str | Path,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        name: str | None = None,
+    ):
+        """folder: a Hugging Face folder or a GGUF file. name: what the model is called, else that.
+
+        Raises ConfigError for what is no model, or one that does not fit into memory.
+        """
         self.folder = Path(folder)
+        self.name = name or self.folder.name.removesuffix(".gguf")
         self.device, self.dtype = device, dtype
         self.config, self.base = load_model(self.folder, device, dtype)
         self.rope = Rope(self.config, device, dtype)
@@ -117,10 +128,12 @@ class Engine:
         self._prefixes = PrefixStore(_PREFIX_BYTES)
         self._tokenizer: Any = None
 
-    @property
-    def name(self) -> str:
-        """The base model's name: that of its folder or file."""
-        return self.folder.name.removesuffix(".gguf")
+    @classmethod
+    def open(cls, folder: Path, name: str | None = None) -> Engine:
+        """On the GPU, in bfloat16, where torch has one; else on the CPU, in float32."""
+        if torch.cuda.is_available():
+            return cls(folder, "cuda", torch.bfloat16, name)
+        return cls(folder, name=name)
 
     @property
     def tokenizer(self) -> Any:

@@ -125,6 +125,12 @@ class Weights:
     attn_post: Tensor | None = None  # [L, d]
     mlp_post: Tensor | None = None  # [L, d]
 
+    @property
+    def count(self) -> int:
+        """Parameters of the model; tied ones count once."""
+        there = {id(t): t for f in fields(self) if (t := getattr(self, f.name)) is not None}
+        return sum(t.numel() for t in there.values())
+
     def to(self, device: str, dtype: torch.dtype) -> Weights:
         """A copy on another device or in another type; tied weights stay tied."""
         there = {f.name: getattr(self, f.name) for f in fields(self)}

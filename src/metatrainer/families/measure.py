@@ -1,6 +1,6 @@
 """How hard a family is for the students that can be had here: untrained, without tools, trained.
 
-Everything is measured with the settings' own evaluation, on the embedded engine, with fixed seeds.
+Everything is measured on the embedded engine, as a run's settings evaluate, with fixed seeds.
 Knows nothing about agents or how anything is shown.
 """
 
@@ -15,7 +15,7 @@ from metatrainer import by_hand
 from metatrainer.agent import policies
 from metatrainer.agent.scaffold import make_workspace
 from metatrainer.agent.task import Task, draw_task
-from metatrainer.chat import IM_END, ChatFormat
+from metatrainer.chat import ChatFormat
 from metatrainer.config import EvalSettings, RunSettings
 from metatrainer.engine import AdamParams, Engine, TrainRow
 from metatrainer.errors import JobError
@@ -39,13 +39,17 @@ TAUGHT_STEPS, TAUGHT_ROWS, TAUGHT_RATE, TAUGHT_RANK = 400, 64, 1e-3, 16
 _SEED = 0
 
 
-def everything(family: Family, *, train: bool) -> Iterator[tuple[float, Check]]:
+def everything(
+    family: Family, settings: RunSettings, *, train: bool
+) -> Iterator[tuple[float, Check]]:
     """(share of the work that is done, check): all properties of a family, one by one.
 
-    A family that is not sound is not measured. train: run the reference job too.
-    Raises SandboxUnavailable.
+    A family that is not sound is not measured. settings: students, limits and the like of a run;
+    a score is of N items. train: run the reference job too. Raises SandboxUnavailable.
     """
-    total = _EXAMINED + len(catalogue.students()) * len(family.levels) + _BLIND + _TRAINED * train
+    evaluation = settings.evaluation.model_copy(update={"items": N})
+    settings = settings.model_copy(update={"evaluation": evaluation, "seed": _SEED})
+    total = _EXAMINED + len(settings.students) * len(family.levels) + _BLIND + _TRAINED * train
     done, sound, chance = 0, True, 0.0
     for check in examine(family):
         done += 1
@@ -59,24 +63,23 @@ def everything(family: Family, *, train: bool) -> Iterator[tuple[float, Check]]:
         yield done / total, check
         sound = check.ok is True
     if sound:
-        for check in measure(family, chance, train=train):
+        for check in measure(family, settings, chance, train=train):
             done += _BLIND if check.name == BLIND else 1
             yield min(1.0, done / total), check
 
 
-def measure(family: Family, chance: float, *, train: bool) -> Iterator[Check]:
+def measure(
+    family: Family, settings: RunSettings, chance: float, *, train: bool
+) -> Iterator[Check]:
     """Checks that need students, one by one.
 
     chance: upper end of what a guess or a constant answer may score by luck.
     train: run the reference job too, which needs the sandbox.
     Raises SandboxUnavailable.
     """
-    settings = RunSettings(
-        students=catalogue.students(), evaluation=EvalSettings(items=N), seed=_SEED
-    )
     best: Score | None = None
     for student in settings.students:
-        engine = Engine(catalogue.verified_folder(student))
+        engine = Engine.open(catalogue.verified_folder(student), student)
         for level in family.levels:
             items = family.items("hidden", _SEED, N, level)
             try:
@@ -116,7 +119,7 @@ def _without_tools(family: Family, student: str, chance: float, settings: EvalSe
     answer is learnt.
     """
     blind = replace(family, tools=())
-    engine = Engine(catalogue.verified_folder(student))
+    engine = Engine.open(catalogue.verified_folder(student), student)
     adapter = engine.create_adapter(TAUGHT_RANK, alpha=2 * TAUGHT_RANK, seed=_SEED)
     rng = random.Random(_SEED)
     rows = [_taught(engine, item) for item in family.items("train", _SEED, 4 * N)]
@@ -133,7 +136,7 @@ def _taught(engine: Engine, item: Item) -> TrainRow:
     """The question as a prompt without tools, its answer as what is learnt."""
     chat = ChatFormat(engine.tokenizer)
     prompt = chat.prompt([{"role": "user", "content": item.prompt}])
-    answer = chat.encode(item.answer + IM_END)
+    answer = chat.encode(item.answer + chat.end)
     whole = prompt + answer
     weight = 1 / (len(answer) * TAUGHT_ROWS)
     weights = [0.0] * (len(prompt) - 1) + [weight] * len(answer)

@@ -183,7 +183,7 @@ def _texts(conversations: list[list[Message]], seed: int) -> Iterator[str]:
     yield chat.system_text("", tools.schemas())
     for conversation in conversations[::10]:
         for message in conversation:
-            yield chat.message_text(message["role"], corpus.said(message))
+            yield chat.QWEN.turn(message["role"], corpus.said(message))
     for name in families.NAMES:
         family = families.get(name)
         yield chat.system_text("", [tool.schema for tool in family.tools])
@@ -200,16 +200,11 @@ def _write_manifest(out: Path) -> None:
     entries = []
     for name, role in [(r.name, "student") for r in STUDENTS] + [(AGENT, "agent")]:
         engine = Engine(out / name)
-        base = engine.base
-        tensors = (
-            *(base.embed, base.norm, base.attn_norm, base.qkv, base.o),
-            *(base.mlp_norm, base.gate_up, base.down),
-        )
         entries.append(
             {
                 "name": name,
                 "role": role,
-                "parameters": sum(t.numel() for t in tensors),
+                "parameters": engine.base.count,
                 "sha256": sha256(out / name),
             }
         )

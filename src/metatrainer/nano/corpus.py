@@ -120,7 +120,7 @@ def agent_trace(conversation: list[Message], chat_format: ChatFormat) -> Trace:
         answers = next(
             (i for i, m in enumerate(rest[1:]) if m["role"] == "assistant"), len(rest) - 1
         )
-        spoken = chat_format.encode(said(rest[0]) + chat.IM_END)
+        spoken = chat_format.encode(said(rest[0]) + chat_format.end)
         heard = chat_format.continuation(rest[1 : answers + 1]) if len(rest) > answers + 1 else []
         tokens += spoken + heard
         learn += [True] * len(spoken) + [False] * len(heard)

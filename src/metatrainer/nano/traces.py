@@ -248,7 +248,7 @@ def student_trace(
     learn = [False] * len(tokens)
     for text, result in student_messages(family, item, rng, habit):
         answers = [] if result is None else [{"role": "tool", "content": result}]
-        said = chat_format.encode(text + chat.IM_END)
+        said = chat_format.encode(text + chat_format.end)
         heard = chat_format.continuation(answers) if answers else []
         tokens += said + heard
         learn += [True] * len(said) + [False] * len(heard)

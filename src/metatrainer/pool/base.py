@@ -6,6 +6,7 @@ Knows nothing about processes, engines or how a job trains.
 from __future__ import annotations
 
 import os
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -91,7 +92,17 @@ class JobResult(BaseModel):
 
 def slots_of(pool: PoolSettings) -> int:
     """Jobs at a time."""
-    return (pool.workers or os.cpu_count() or 1) * pool.packed
+    return (pool.workers or len(gpus()) or os.cpu_count() or 1) * pool.packed
+
+
+def gpus() -> list[str]:
+    """The GPUs of this machine that torch was built for and may see, as CUDA names them."""
+    if metadata.version("torch").endswith("+cpu"):
+        return []
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if seen is not None:
+        return [name.strip() for name in seen.split(",") if name.strip()]
+    return [str(number) for number, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
 
 
 def grace_of(settings: RunSettings) -> float:

@@ -147,7 +147,7 @@ class Bench:
         """The engine of a student as one job sees it; opened for the first job that wants it."""
         with self._lock:
             if student not in self._packers:
-                engine = Engine(catalogue.verified_folder(student))
+                engine = Engine.open(catalogue.verified_folder(student), student)
                 # Here, in one thread at a time: transformers cannot be imported in two at once.
                 _ = engine.tokenizer
                 self._packers[student] = Packer(engine)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from metatrainer.config import RunSettings
-from metatrainer.pool.base import GRACE_SECONDS, slots_of
+from metatrainer.pool.base import GRACE_SECONDS, gpus, slots_of
 from metatrainer.pool.process import STOP_SECONDS, WorkerProcess
 from metatrainer.pool.worker import Setup
 from metatrainer.pool.workers import BODY, WorkerPool
@@ -22,9 +22,10 @@ class LocalPool(WorkerPool):
         stop_seconds: float = STOP_SECONDS,
     ):
         """body: what the workers run, as module:factory. stop_seconds: see WorkerProcess."""
+        places: list[str | None] = [*gpus()] or [None]
         setups = [
-            Setup(slot=number, settings=settings, secret_seed=secret_seed)
-            for number in range(slots_of(settings.pool) // settings.pool.packed)
+            Setup(slot=n, settings=settings, secret_seed=secret_seed, gpu=places[n % len(places)])
+            for n in range(slots_of(settings.pool) // settings.pool.packed)
         ]
         workers = [
             WorkerProcess(body, setup.model_dump(mode="json"), stop_seconds) for setup in setups

@@ -37,6 +37,7 @@ _PASSED_ON = (
     "LD_LIBRARY_PATH",
     "CUDA_VISIBLE_DEVICES",
     "HF_HOME",
+    "METATRAINER_HOME",
 )
 """Environment variables that workers get; keys and tokens of the controller are not among them."""
 

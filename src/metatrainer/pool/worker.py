@@ -43,6 +43,8 @@ class Setup(BaseModel):
     settings: RunSettings
     secret_seed: int
     """Seed of the hidden items."""
+    gpu: str | None = None
+    """The one GPU that the worker sees."""
 
 
 class Body(Protocol):
@@ -74,6 +76,8 @@ def main(factory: str, parent: int) -> None:
     channel = _Channel()
     requests = sys.stdin.buffer
     setup = Setup.model_validate_json(requests.readline())
+    if setup.gpu is not None:  # before anything asks CUDA what there is
+        os.environ["CUDA_VISIBLE_DEVICES"] = setup.gpu
     body = make_body(factory, setup)
     channel.send({"ready": True})
     try:
