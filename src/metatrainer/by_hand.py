@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from metatrainer import families, toml
+from metatrainer import families, folders, toml
 from metatrainer.agent.policies import GOOD
 from metatrainer.agent.scaffold import job_toml
 from metatrainer.agent.task import draw_task
@@ -105,8 +105,7 @@ def new(family: str, student: str, folder: Path) -> list[Path]:
         group_size=GOOD.group_size,
         max_steps=GOOD.max_steps,
     )
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ConfigError(f"{folder} is there already; name a folder that is new or empty")
+    folders.check_new(folder)
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from metatrainer.cli.eval import evaluate
+from metatrainer.cli.export import export
 from metatrainer.cli.families import family
 from metatrainer.cli.job import job
 from metatrainer.cli.options import Config, Set
@@ -56,6 +57,7 @@ app.add_typer(students, name="students")
 app.add_typer(nano, name="nano")
 app.command()(watch)
 app.command("eval")(evaluate)
+app.command()(export)
 
 
 def main() -> None:

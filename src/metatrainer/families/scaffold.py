@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from metatrainer import families
+from metatrainer import families, folders
 from metatrainer.errors import ConfigError
 
 TEMPLATE = Path(__file__).with_name("template")
@@ -27,8 +27,7 @@ def new(name: str, folder: Path) -> list[Path]:
         )
     if name in families.known():
         raise ConfigError(f"there is a family {name!r} already; choose another name")
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ConfigError(f"{folder} is there already; name a folder that is new or empty")
+    folders.check_new(folder)
     written = []
     for source in sorted(path for path in TEMPLATE.rglob("*") if path.is_file()):
         path = folder / _named(source, name)

@@ -8,10 +8,9 @@ tinker-cookbook, which takes seconds to import, is imported when a run starts.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from metatrainer.config import RunSettings
 from metatrainer.errors import ConfigError
 from metatrainer.ledger import Ledger
-from metatrainer.outer import plan
+from metatrainer.outer import checkpoints, plan
 from metatrainer.pool.base import Pool
 from metatrainer.progress import Progress, Silent
 
@@ -53,10 +52,10 @@ async def train(
 
     progress = progress or Silent()
     logs = run_dir / "logs"
-    if not resume and (logs / _CHECKPOINTS).exists():
+    if not resume and checkpoints.exist(logs):
         raise ConfigError(f"{run_dir} holds a run; resume it, or give another folder")
     logs.mkdir(parents=True, exist_ok=True)
-    _mend(logs / _CHECKPOINTS)
+    checkpoints.mend(logs)
     over = frozenset(row.id for row in ledger.episodes() if row.done)
     left = [planned for planned in plan.whole_run(settings) if str(planned.id) not in over]
     progress.run_started(settings.outer.steps - len(ledger.steps()), len(left))
@@ -105,7 +104,7 @@ class _Run:
 
         outer, agent = self.settings.outer, self.settings.agent
         self.stage.progress.phase("training", len(self._left(plan.training(self.settings))))
-        last = _last(self.logs, "state_path")
+        last = checkpoints.last(self.logs, "state_path")
         if last and last["batch"] >= outer.steps:
             return
         config = cookbook.Config(
@@ -131,7 +130,7 @@ class _Run:
             await cookbook.main(config)
 
     async def _sampler(self, trained: bool) -> Any:
-        last = _last(self.logs, "sampler_path") if trained else None
+        last = checkpoints.last(self.logs, "sampler_path") if trained else None
         if last:
             return await self.service.create_sampling_client_async(model_path=last["sampler_path"])
         model = self.settings.agent.model
@@ -141,7 +140,6 @@ class _Run:
         return [p for p in planned if str(p.id) not in self.stage.over]
 
 
-_CHECKPOINTS = "checkpoints.jsonl"
 _TITLES = {"heldout_before": "held-out before", "heldout_after": "held-out after"}
 
 
@@ -231,23 +229,3 @@ def _engine(folder: Path) -> Any:
     from metatrainer.engine import Engine
 
     return Engine(folder)
-
-
-def _last(logs: Path, key: str) -> dict[str, Any] | None:
-    """The newest of tinker-cookbook's checkpoint records that has a key."""
-    records = [record for record in _records(logs / _CHECKPOINTS) if key in record]
-    return records[-1] if records else None
-
-
-def _records(path: Path) -> Sequence[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def _mend(path: Path) -> None:
-    """Cut off a record that a crash left half written: tinker-cookbook would stumble over it."""
-    if not path.exists():
-        return
-    text = path.read_text()
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        path.write_text(whole)

@@ -1,0 +1,284 @@
+"""Exporting a real small run: the folder, its adapter in peft, the hub, and what can go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hub_server import READER, TOKEN, Hub
+
+from metatrainer import experiment, hub, rundir
+from metatrainer.agent import tools
+from metatrainer.chat import ChatFormat
+from metatrainer.config import parse_config
+from metatrainer.errors import ConfigError, MetatrainerError
+from metatrainer.export import ADAPTER, checkpoint, export
+from metatrainer.ledger import Ledger
+from metatrainer.outer.conversation import Conversation
+from metatrainer.outer.renderer import NanoRenderer
+from metatrainer.progress import Silent
+from metatrainer.rundir import RunDir
+from metatrainer.students import catalogue
+
+SMALL = {
+    "families": ["persona"],
+    "agent": {"max_turns": 6},
+    "outer": {"steps": 2, "groups": 1, "group_size": 4, "heldout_episodes": 1},
+    "evaluation": {"items": 8},
+    "limits": {"max_rollouts": 320, "max_seconds": 2},
+    "pool": {"workers": 1, "packed": 1},
+    "money": {"usd_per_slot_hour": 36.0},
+}
+FILES = {"README.md", *ADAPTER, "config.toml", "example.py"} | {
+    f"prompts/{name}" for name in ("persona.md", "triage.md", "tools.json")
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """A whole run of the nano agent, of two steps."""
+    torch.set_num_threads(1)
+    settings = parse_config(SMALL)
+    made = rundir.create(settings, tmp_path_factory.mktemp("export") / "mine")
+    with Ledger(made.ledger) as ledger:
+        config = settings.model_dump_json()
+        # With this seed of the hidden items, rewards differ within groups: each step has an effect.
+        ledger.create_run("mine", "nano", config, settings.seed, experiment.versions(), 3)
+    asyncio.run(experiment.run(settings, made, resume=False, progress=Silent()))
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(run: RunDir) -> Path:
+    out = run.path.parent / "agent"
+    assert {str(f) for f in export(run, checkpoint(run, None), out)} == FILES
+    return out
+
+
+def logprobs_in_peft(folder: Path, prompt: list[int], said: list[int]) -> torch.Tensor:
+    """What transformers and peft make of the folder: the log-probability of each token said."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(
+        catalogue.agent_folder("nano-agent"), dtype=torch.float32
+    )
+    model = PeftModel.from_pretrained(base, folder)
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *said]])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(said)[:, None])[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("step", "episode"), [(None, "heldout_after-000-00-00"), (1, "train-001-00-01")]
+)
+def test_a_recorded_episode_is_reproduced_in_peft(
+    run: RunDir, tmp_path: Path, step: int | None, episode: str
+) -> None:
+    """All of its turns; the agent of another step would not do."""
+    export(run, checkpoint(run, step), tmp_path / "agent")
+    export(run, checkpoint(run, 1 if step is None else 2), tmp_path / "other")
+    renderer = NanoRenderer(catalogue_tokenizer())
+    with Ledger(run.ledger, readonly=True) as ledger:
+        turns = ledger.turns(episode)
+        messages = [json.loads(row.content) for row in ledger.messages(episode)]
+    assert len(turns) >= 2
+    talk = Conversation(renderer, messages[:1], tools.schemas())
+    said = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
+    for n, turn in enumerate(turns):
+        assert talk.prompt.length == turn.prompt_tokens
+        found = logprobs_in_peft(tmp_path / "agent", talk.prompt.to_ints(), turn.tokens)
+        # fp32 token by token here, in one pass there: differences of 1e-5 were seen.
+        assert found.tolist() == pytest.approx(turn.logprobs, abs=1e-4)
+        other = logprobs_in_peft(tmp_path / "other", talk.prompt.to_ints(), turn.tokens)
+        assert (found - other).abs().max() > 1e-3
+        talk.hear(turn.tokens)
+        end = said[n + 1] if n + 1 < len(said) else len(messages)
+        talk.answer(messages[said[n] + 1 : end])
+
+
+def catalogue_tokenizer() -> object:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(catalogue.agent_folder("nano-agent"))
+
+
+def test_the_card_says_what_the_ledger_holds(run: RunDir, folder: Path) -> None:
+    card = (folder / "README.md").read_text()
+    with Ledger(run.ledger, readonly=True) as ledger:
+        steps, row = ledger.steps(), ledger.run()
+    assert row
+    for n, step in enumerate(steps, start=1):
+        assert f"| {n} | {step.mean_reward:.3f} |" in card
+    for words in ("after 2 of 2 steps", "| persona |", "| triage |", "US dollars", "nano-wren"):
+        assert words in card
+    assert catalogue.get("nano-agent", "agent").sha256 in card
+    assert f"| torch | {json.loads(row.versions)['torch']} |" in card
+
+
+def test_the_agent_of_an_earlier_step_does_not_claim_the_last_ones_score(
+    run: RunDir, tmp_path: Path
+) -> None:
+    export(run, checkpoint(run, 1), tmp_path / "agent")
+    card = (tmp_path / "agent" / "README.md").read_text()
+    assert "after 1 of 2 steps" in card and "\n| 2 |" not in card
+    assert "not the one in this folder" in card
+
+
+def test_the_example_runs(folder: Path) -> None:
+    command = [sys.executable, "example.py", "triage"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip()
+
+
+def test_the_example_prompts_as_the_run_did(run: RunDir, folder: Path) -> None:
+    tokenizer = catalogue_tokenizer()
+    messages = [{"role": "user", "content": (folder / "prompts/persona.md").read_text()}]
+    schemas = json.loads((folder / "prompts/tools.json").read_text())
+    ids = tokenizer.apply_chat_template(
+        messages, tools=schemas, add_generation_prompt=True, return_dict=True
+    )["input_ids"]
+    assert ids == ChatFormat(tokenizer).prompt(messages, tools.schemas())
+    with Ledger(run.ledger, readonly=True) as ledger:
+        assert len(ids) == ledger.turns("train-000-00-00")[0].prompt_tokens
+
+
+def test_nothing_is_left_of_an_export_that_fails(run: RunDir, tmp_path: Path) -> None:
+    broken = RunDir(tmp_path / "broken")
+    shutil.copytree(run.path, broken.path)
+    gone = next((broken.path / "checkpoints").glob("*/sampler_weights/final/adapter"))
+    (gone / "adapter_model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="cannot write"):
+        export(broken, checkpoint(broken, None), tmp_path / "agent")
+    assert [path.name for path in tmp_path.iterdir()] == ["broken"]
+
+
+# -- the hub -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A hub of our own, which the client is told of as it would be of a mirror."""
+    from huggingface_hub import constants
+
+    made = Hub()
+    monkeypatch.setattr(constants, "ENDPOINT", made.address)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    # Large files by Git LFS, which the hub takes too: Xet's own protocol has no stand-in here.
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    yield made
+    made.close()
+
+
+def test_a_folder_is_pushed_whole(server: Hub, folder: Path) -> None:
+    hub.check("ada/agent")
+    assert server.repos == {}, "a check changes nothing"
+    assert hub.push(folder, "ada/agent") == f"{server.address}/ada/agent"
+    assert server.private == {"ada/agent": True}
+    assert server.repos["ada/agent"] == {name: (folder / name).read_bytes() for name in FILES}
+
+
+@pytest.mark.parametrize(
+    ("repo", "token", "words"),
+    [
+        ("agent", TOKEN, "OWNER/NAME"),
+        ("ada/../agent", TOKEN, "OWNER/NAME"),
+        ("ada/agent", "", "no token"),
+        ("ada/agent", "hf_wrong", "refuses the token"),
+    ],
+)
+def test_what_is_wrong_with_a_push_is_said_before_it(
+    server: Hub, monkeypatch: pytest.MonkeyPatch, repo: str, token: str, words: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(ConfigError, match=words):
+        hub.check(repo)
+
+
+def test_a_hub_that_is_not_there_is_named(server: Hub) -> None:
+    server.close()
+    with pytest.raises(ConfigError, match=f"cannot reach {server.address}"):
+        hub.check("ada/agent")
+
+
+def test_a_push_that_fails_leaves_the_folder_and_says_how_to_go_on(
+    server: Hub, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    server.commit_status = 500
+    with pytest.raises(MetatrainerError, match=f"status 500\n.*hf upload ada/agent {folder}"):
+        hub.push(folder, "ada/agent")
+    monkeypatch.setenv("HF_TOKEN", READER)
+    with pytest.raises(MetatrainerError, match="may not write there"):
+        hub.push(folder, "ada/agent")
+    assert {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()} == FILES
+
+
+# -- the command -------------------------------------------------------------------------------
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def command(run: RunDir, tmp_path: Path) -> Command:
+    """command(*arguments, **environment): metatrainer export of the run, in a folder of its own."""
+
+    def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "metatrainer", "export", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "HF_HOME": str(tmp_path / "hf"), **environment},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return start
+
+
+def test_the_command_exports_and_pushes(
+    command: Command, run: RunDir, tmp_path: Path, server: Hub
+) -> None:
+    done = command(
+        *(str(run.path), "--push", "ada/agent", "--json"),
+        HF_ENDPOINT=server.address,
+        HF_TOKEN=TOKEN,
+    )
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert printed["pushed"] == f"{server.address}/ada/agent"
+    assert (printed["step"], printed["folder"]) == (2, "mine-agent")
+    assert set(printed["files"]) == set(server.repos["ada/agent"]) == FILES
+    assert (tmp_path / "mine-agent" / "README.md").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nothing"], ["no run at nothing"]),
+        (["RUN", "--step", "3"], ["no agent after step 3", "1 to 2"]),
+        (["RUN", "--out", "."], ["new or empty"]),
+        (["RUN", "--push", "agent"], ["OWNER/NAME"]),
+        (["RUN", "--push", "ada/agent"], ["no token", "hf auth login"]),
+    ],
+)
+def test_wrong_arguments_exit_with_2_and_write_nothing(
+    command: Command, run: RunDir, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    (tmp_path / "mine").write_text("")
+    done = command(*(str(run.path) if a == "RUN" else a for a in arguments), HF_TOKEN="")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("metatrainer: ") and "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} <= {"mine", "hf"}
