@@ -148,7 +148,7 @@ def _trained(family: Family, best: Score, settings: RunSettings) -> Check:
     name = f"trained {best.student}"
     task = draw_task(settings, family.name, _SEED, _SEED)
     trial = by_hand.Trial(settings, family.name, _SEED, task.rules)
-    files = _reference_job(task, best.student, settings)
+    files = reference_job(task, best.student, settings)
     verdict = by_hand.check(files, trial)
     if verdict.spec is None or not verdict.ok:
         return Check(name, False, f"the reference job is refused: {verdict.findings[0].render()}")
@@ -162,7 +162,7 @@ def _trained(family: Family, best: Score, settings: RunSettings) -> Check:
     return _score(name, result.post, gained >= UPLIFT, found)
 
 
-def _reference_job(task: Task, student: str, settings: RunSettings) -> dict[str, str]:
+def reference_job(task: Task, student: str, settings: RunSettings) -> dict[str, str]:
     """What the reference agent submits once it is told that a student is the best."""
     workspace = make_workspace(task, settings)
     script = policies.reference(task, random.Random(_SEED))
