@@ -54,6 +54,24 @@ def test_the_same_submission_again_and_again() -> None:
     assert _kinds(_played([0.1 * i for i in range(16)], submission="same")) == ["no novelty"]
 
 
+def test_an_agent_that_has_stopped_exploring(tmp_path: Path) -> None:
+    """Entropy is that of all tokens of a step together, long turns weigh more."""
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        ledger.create_run("r", "nano", "{}", 0, {})
+        ledger.add_task("t", "persona", "train", "{}")
+        for step, surprise in enumerate((0.5, 0.2, 0.05)):
+            for index in range(8):
+                id = f"train-{step:03d}-{index // 4:02d}-{index % 4:02d}"
+                ledger.open_episode(id, "train", step, index // 4, index % 4, "t")
+                ledger.record_turn(id, 0, "{}", 9, [1] * 30, [-surprise] * 30, 1.0)
+                ledger.record_turn(id, 1, "{}", 9, [1] * 10, [0.0] * 10, 1.0)
+                ledger.finish_episode(id, 0, 0, 0, index / 8, "ok", None, None, None, 1.0)
+            ledger.finish_step(step, 0.0, "{}", 1.0)
+        assert [(alert.step, alert.kind) for alert in alerts_of_run(ledger)] == [(2, "low entropy")]
+        (alert,) = alerts_after(ledger, 2)
+        assert "0.0375 nats, at first 0.3750" in alert.text
+
+
 def test_a_few_episodes_say_nothing() -> None:
     assert _kinds(_played([0.0] * 4)) == []
 

@@ -21,7 +21,7 @@ def test_the_json_has_the_promised_keys_and_no_others(make_run) -> None:
     report = summary_of(make_run(steps=6, planned=6)).as_json()
     assert list(report) == [
         "run", "preset", "steps", "episodes", "seconds", "jobs", "reward", "quality",
-        "validation", "heldout", "students_chosen", "usd",
+        "validation", "heldout", "students_chosen", "usd", "learned",
     ]  # fmt: skip
     assert set(report["jobs"]) == {"submitted", "succeeded", "crashed", "utilisation"}
     for term in ("reward", "quality", "validation"):

@@ -45,7 +45,7 @@ def test_markdown_tables_are_whole_and_the_figure_is_shown(make_run) -> None:
     page = markdown(summary_of(make_run(steps=4, planned=4)), figure="figure.png")
     assert page.startswith("# nano-synthetic\n") and "](figure.png)" in page
     blocks = [b.splitlines() for b in page.split("\n\n") if b.startswith("|")]
-    assert len(blocks) == 4
+    assert len(blocks) == 6
     for block in blocks:
         assert len({line.count("|") for line in block}) == 1
     assert "](" not in markdown(summary_of(make_run("b", steps=1, planned=1)))

@@ -124,6 +124,13 @@ def report(
         typer.Option(help="Draw the figure here (.png, .svg, .pdf; no suffix: PNG and SVG)."),
     ] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the tables as CSV here.")] = None,
+    scores: Annotated[
+        Path | None,
+        typer.Option(
+            help="What says which student is best: the output of benchmarks/students.py.",
+            show_default="the run's scores of untrained students",
+        ),
+    ] = None,
 ) -> None:
     """Show what came of a run, finished or not, from its ledger.
 
@@ -138,10 +145,13 @@ def report(
     from metatrainer.ledger import Ledger
     from metatrainer.report import figure as drawing
     from metatrainer.report import text
+    from metatrainer.report.learned import read_table
     from metatrainer.report.summary import summarise
 
-    with Ledger(rundir.find(run).ledger, readonly=True) as ledger:
-        summary = summarise(ledger)
+    found = rundir.find(run)
+    table = read_table(scores) if scores else None
+    with Ledger(found.ledger, readonly=True) as ledger:
+        summary = summarise(ledger, table)
         written = ledger.export_csv(csv) if csv else []
     if figure:
         written += drawing.draw(summary, figure)

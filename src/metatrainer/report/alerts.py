@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from metatrainer.ledger import Ledger
+from metatrainer.report.entropy import entropy, surprises
 
 DEAD_GROUPS = 0.5
 """More groups without any spread of reward leave the agent little to learn from."""
@@ -17,6 +18,8 @@ FAULTS = 0.05
 """A larger share of episodes whose job ended by a fault says that the run, not the agent, fails."""
 SAME = 0.2
 """Fewer different submissions among the jobs of a step: the agent has stopped trying things."""
+SURE = 0.2
+"""Entropy of the agent's tokens below this part of the first step's: it has stopped exploring."""
 ENOUGH = 8
 """Episodes, or jobs, below which shares say nothing."""
 FAULT_OUTCOMES = frozenset({"crashed", "lost", "timeout", "env_error"})
@@ -51,13 +54,22 @@ FROM episode WHERE phase = 'train' AND done AND ? IN (step, -1)
 
 def alerts_of_run(ledger: Ledger) -> list[Alert]:
     """Alerts of all steps that are done, in order."""
-    played = _played(ledger)
-    return [a for row in ledger.steps() for a in alerts_of_step(row.n, played.get(row.n, []))]
+    played, first = _played(ledger), _entropy(ledger, 0)
+    return [
+        alert
+        for row in ledger.steps()
+        for alert in alerts_of_step(row.n, played.get(row.n, []), first, _entropy(ledger, row.n))
+    ]
 
 
 def alerts_after(ledger: Ledger, step: int) -> list[Alert]:
     """Alerts of a step whose episodes are over."""
-    return alerts_of_step(step, _played(ledger, step).get(step, []))
+    played = _played(ledger, step).get(step, [])
+    return alerts_of_step(step, played, _entropy(ledger, 0), _entropy(ledger, step))
+
+
+def _entropy(ledger: Ledger, step: int) -> float | None:
+    return entropy(list(surprises(ledger, step).values()))
 
 
 def _played(ledger: Ledger, step: int = -1) -> dict[int, list[Played]]:
@@ -68,8 +80,13 @@ def _played(ledger: Ledger, step: int = -1) -> dict[int, list[Played]]:
     return found
 
 
-def alerts_of_step(step: int, episodes: Sequence[Played]) -> list[Alert]:
-    """Alerts of one finished step."""
+def alerts_of_step(
+    step: int, episodes: Sequence[Played], first: float | None = None, now: float | None = None
+) -> list[Alert]:
+    """Alerts of one finished step.
+
+    first, now: entropy of the agent's tokens in the run's first step and in this one, in nats.
+    """
     found: list[Alert] = []
     if len(episodes) < ENOUGH:
         return found
@@ -86,6 +103,9 @@ def alerts_of_step(step: int, episodes: Sequence[Played]) -> list[Alert]:
     if len(jobs) >= ENOUGH and (different := len(set(jobs)) / len(jobs)) < SAME:
         text = f"only {len(set(jobs))} different submissions among {len(jobs)} jobs"
         found.append(Alert(step, "no novelty", f"{text} ({different:.0%})"))
+    if first is not None and now is not None and now < SURE * first:
+        text = f"the agent's tokens have an entropy of {now:.4f} nats, at first {first:.4f}"
+        found.append(Alert(step, "low entropy", text))
     return found
 
 

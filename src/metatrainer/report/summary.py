@@ -16,6 +16,7 @@ from metatrainer.config import MoneySettings
 from metatrainer.errors import LedgerError
 from metatrainer.ledger import EpisodeRow, EvalRow, Ledger
 from metatrainer.money import Spending, spending
+from metatrainer.report.learned import Learned, Table, learned
 
 TERMS = ("validation", "quality", "speed")
 WINDOW = 3
@@ -98,6 +99,7 @@ class Summary:
     students_chosen: dict[str, int]
     baselines: list[EvalRow]
     spending: Spending
+    learned: Learned
 
     def as_json(self) -> dict[str, Any]:
         """The numbers under the names that `report --json` promises."""
@@ -134,11 +136,15 @@ class Summary:
                 "per_job": _short(self.spending.per_job),
                 "per_step": [_short(usd) for usd in self.spending.per_step.values()],
             },
+            "learned": self.learned.as_json(),
         }
 
 
-def summarise(ledger: Ledger) -> Summary:
-    """Compute a run's summary. Raises LedgerError where the ledger holds no run yet."""
+def summarise(ledger: Ledger, table: Table | None = None) -> Summary:
+    """Compute a run's summary. Raises LedgerError where the ledger holds no run yet.
+
+    table: as `learned` takes it.
+    """
     with ledger.transaction():
         run = ledger.run()
         if run is None:
@@ -152,6 +158,7 @@ def summarise(ledger: Ledger) -> Summary:
         prices = MoneySettings.model_validate(json.loads(run.config).get("money", {}))
         spent = spending(ledger, prices)
         held = ledger.query(_HELD)
+        written = learned(ledger, table)
     trained = [row for row in done if row.phase == "train"]
     ended = Counter(job.outcome == "ok" for job in jobs if job.done)
     return Summary(
@@ -173,6 +180,7 @@ def summarise(ledger: Ledger) -> Summary:
         students_chosen=dict(Counter(job.student for job in jobs).most_common()),
         baselines=baselines,
         spending=spent,
+        learned=written,
     )
 
 

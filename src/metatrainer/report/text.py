@@ -5,14 +5,15 @@ Knows nothing about the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from metatrainer.report.summary import Estimate, Series, Summary
+from metatrainer.report.learned import SETTINGS, Cell
+from metatrainer.report.summary import WINDOW, Estimate, Series, Summary
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SHAPE = "each step"
@@ -82,6 +83,11 @@ def _tables(summary: Summary) -> Iterator[tuple[str, list[str], _Rows]]:
     series = {"reward": summary.reward, **summary.terms}
     rows = [_series_row(name, s) for name, s in series.items()]
     yield "Training", ["", "first 3 steps", "last 3 steps", "change", _SHAPE], rows
+    if cells := summary.learned.training():
+        header = ["", "first 3 steps", "last 3 steps", _SHAPE]
+        yield "What the agent writes", header, list(_habits(cells))
+        by_family = [_by_family(f, summary.learned.training(f)) for f in summary.learned.families]
+        yield "By family (first 3 steps it had > last 3)", ["family", *_RUNGS.values()], by_family
     if summary.heldout:
         rows = []
         for family, held in summary.heldout.items():
@@ -101,6 +107,48 @@ def _series_row(name: str, series: Series) -> list[str]:
     first, last = series.first, series.last
     change = "" if first is None or last is None else f"{last - first:+.3f}"
     return [name, _number(first), _number(last), change, sparkline(series.per_step)]
+
+
+_RUNGS = {"valid": "valid", "quality": "quality", "best_chosen": "best student"}
+"""What is shown of each family, by its name in a cell."""
+_HABITS = {
+    **_RUNGS,
+    "first_try": "valid at once",
+    "attempts": "submissions",
+    "tasks": "practice tasks",
+    "rewards": "reward functions",
+    "exact": "exact reward",
+    "calls": "reward sees calls",
+    "novelty": "new submissions",
+    "entropy": "entropy (nats)",
+    "dead_groups": "dead groups",
+}
+
+
+def _habits(cells: Sequence[Cell]) -> Iterator[list[str]]:
+    """How jobs were written in the course of the training; what no step has is left out."""
+    series = {title: _known(cells, name) for name, title in _HABITS.items()}
+    for name in SETTINGS:
+        values = [cell.settings[name] for cell in cells if name in cell.settings]
+        series[name.replace("_", " ")] = values
+    for title, values in series.items():
+        if values:
+            yield [title, *(f"{end:.3g}" for end in _ends(values)), sparkline(values)]
+
+
+def _by_family(family: str, cells: Sequence[Cell]) -> list[str]:
+    ends = [_ends(values) if (values := _known(cells, name)) else None for name in _RUNGS]
+    return [family, *(f"{end[0]:.2f} > {end[1]:.2f}" if end else "-" for end in ends)]
+
+
+def _known(cells: Sequence[Cell], name: str) -> list[float]:
+    """A quantity in the steps that have it."""
+    return [value for cell in cells if (value := getattr(cell, name)) is not None]
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    first, last = values[:WINDOW], values[-WINDOW:]
+    return sum(first) / len(first), sum(last) / len(last)
 
 
 def _before_after(name: str, before: Estimate | None, after: Estimate | None) -> list[str]:
