@@ -39,6 +39,8 @@ from metatrainer.engine.model import ModelConfig, Weights
 SMOL = ModelConfig(49152, 576, 1536, 30, 9, 3, 64, 8192)
 QWEN = ModelConfig(151936, 1024, 3072, 28, 16, 8, 128, 8192)
 TINY = ModelConfig(211, 64, 96, 3, 4, 2, 32, 512)
+ODD = ModelConfig(211, 80, 96, 3, 4, 2, 40, 512)
+"""A head as wide as the nano students', which is no power of two."""
 RANK = 16
 
 
@@ -83,9 +85,9 @@ def prompts(n: int, tokens: int, vocabulary: int, seed: int = 0) -> list[list[in
     return torch.randint(1, vocabulary, (n, tokens), generator=generator).tolist()
 
 
-def check(folder: Path) -> dict[str, Any]:
+def check(folder: Path, config: ModelConfig) -> dict[str, Any]:
     """The GPU against the CPU: the same tokens in fp32; log-probabilities of bf16 within noise."""
-    make_model(TINY, folder)
+    make_model(config, folder)
     adapters: dict[str, list[int | None]] = {}
     engines = {
         "cpu": Engine(folder),
@@ -413,7 +415,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         if "check" in parts:
-            note("check", lambda: check(root / "tiny"))
+            note("check", lambda: check(root / "tiny", TINY))
+            note("check_odd_heads", lambda: check(root / "odd", ODD))
             note("check_layouts", lambda: check_layouts(root))
         if {"decode", "jobs", "growth"} & set(parts):
             smol = Engine(make_model(SMOL, root / "smol"), "cuda", torch.bfloat16)

@@ -23,56 +23,61 @@ _BLOCK = 64
 @triton.jit
 def _rotate_and_store(
     qkv, cos, sin, slot, position, queries, keys, values, stride_slot, stride_head,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     token, head = tl.program_id(0), tl.program_id(1)
-    d = tl.arange(0, D)
+    d = tl.arange(0, W)
+    real = d < D
     row = qkv + token * (H + 2 * G) * D + head * D
-    x = tl.load(row + d)
+    x = tl.load(row + d, mask=real)
     at = tl.load(position + token)
     if head < H + G:
         other = tl.load(row + (d + D // 2) % D)
-        c, s = tl.load(cos + at * D + d), tl.load(sin + at * D + d)
+        c, s = tl.load(cos + at * D + d, mask=real), tl.load(sin + at * D + d, mask=real)
         x = (x.to(tl.float32) * c.to(tl.float32) + other.to(tl.float32) * s.to(tl.float32)).to(
             x.dtype
         )
     if head < H:
-        tl.store(queries + token * H * D + head * D + d, x)
+        tl.store(queries + token * H * D + head * D + d, x, mask=real)
     else:
         place = tl.load(slot + token).to(tl.int64) * stride_slot + at.to(tl.int64) * D + d
         if head < H + G:
-            tl.store(keys + place + (head - H) * stride_head, x)
+            tl.store(keys + place + (head - H) * stride_head, x, mask=real)
         else:
-            tl.store(values + place + (head - H - G) * stride_head, x)
+            tl.store(values + place + (head - H - G) * stride_head, x, mask=real)
 
 
 @triton.jit
 def _attend(
     queries, keys, values, slot, position, out, scale, window, stride_slot, stride_head,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, M: tl.constexpr, B: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
+    M: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     token, group = tl.program_id(0), tl.program_id(1)
     rep: tl.constexpr = H // G
-    m, d = tl.arange(0, M), tl.arange(0, D)
-    mine = (m < rep)[:, None]
+    m, d = tl.arange(0, M), tl.arange(0, W)
+    real = d < D
+    mine = (m < rep)[:, None] & real[None, :]
     place = token * H * D + (group * rep + m)[:, None] * D + d[None, :]
     q = tl.load(queries + place, mask=mine, other=0.0)
     n = tl.load(position + token) + 1
     base = tl.load(slot + token).to(tl.int64) * stride_slot + group * stride_head
     top = tl.full((M,), float("-inf"), tl.float32)
     total = tl.zeros((M,), tl.float32)
-    mixed = tl.zeros((M, D), tl.float32)
+    mixed = tl.zeros((M, W), tl.float32)
     first = tl.maximum(n - window, 0)
     for start in range(first // B * B, n, B):
         t = start + tl.arange(0, B)
         known = (t < n) & (t >= first)
-        k = tl.load(keys + base + t[None, :] * D + d[:, None], mask=known[None, :], other=0.0)
+        there = known[None, :] & real[:, None]
+        k = tl.load(keys + base + t[None, :] * D + d[:, None], mask=there, other=0.0)
         score = tl.dot(q, k, input_precision="ieee") * scale
         score = tl.where(known[None, :], score, float("-inf"))
         new_top = tl.maximum(top, tl.max(score, 1))
         weight = tl.exp(score - new_top[:, None])
         shrink = tl.exp(top - new_top)
-        v = tl.load(values + base + t[:, None] * D + d[None, :], mask=known[:, None], other=0.0)
+        there = known[:, None] & real[None, :]
+        v = tl.load(values + base + t[:, None] * D + d[None, :], mask=there, other=0.0)
         mixed = mixed * shrink[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
         total = total * shrink + tl.sum(weight, 1)
         top = new_top
@@ -110,7 +115,7 @@ def _move(
     turn: tl.constexpr, back: tl.constexpr,
 ):  # fmt: skip
     """Heads first.. of a token to their own tensor, or back; rotated, or back, where `turn`."""
-    inside = (head >= first) & (head < first + count)
+    inside = (head >= first) & (head < first + count) & (d < D)
     there = away + ((row * count + head - first) * n + at) * D
     source = there if back else here
     x = tl.load(source + d, mask=inside)
@@ -123,18 +128,24 @@ def _move(
 @triton.jit
 def _split(
     qkv, cos, sin, position, queries, keys, values, n,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, P: tl.constexpr, BACK: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
+    P: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     row, at = token // n, token % n
-    head, d = tl.arange(0, P)[:, None], tl.arange(0, D)[None, :]
+    head, d = tl.arange(0, P)[:, None], tl.arange(0, W)[None, :]
     p = tl.load(position + token)
-    c = tl.load(cos + p * D + d).to(tl.float32)
-    s = tl.load(sin + p * D + d).to(tl.float32)
+    c = tl.load(cos + p * D + d, mask=d < D).to(tl.float32)
+    s = tl.load(sin + p * D + d, mask=d < D).to(tl.float32)
     here = qkv + token * (H + 2 * G) * D + head * D
     _move(here, queries, row, at, n, head, d, c, s, 0, H, D, True, BACK)
     _move(here, keys, row, at, n, head, d, c, s, H, G, D, True, BACK)
     _move(here, values, row, at, n, head, d, c, s, H + G, G, D, False, BACK)
+
+
+def _wide(dim: int) -> int:
+    """A head's width as Triton takes it: a power of two, and no less than a matrix unit's."""
+    return max(16, triton.next_power_of_2(dim))
 
 
 def attention(
@@ -159,12 +170,13 @@ def attention(
     queries = qkv.new_empty(m, h * dim)
     strides = keys.stride(0), keys.stride(1)
     _rotate_and_store[(m, h + 2 * g)](
-        qkv, cos, sin, slot, position, queries, keys, values, *strides, H=h, G=g, D=dim, num_warps=1
-    )
+        qkv, cos, sin, slot, position, queries, keys, values, *strides,
+        H=h, G=g, D=dim, W=_wide(dim), num_warps=1,
+    )  # fmt: skip
     out = torch.empty_like(queries)
     _attend[(m, g)](
         queries, keys, values, slot, position, out, scale or dim**-0.5, window or 1 << 30, *strides,
-        H=h, G=g, D=dim, M=_QUERIES, B=_BLOCK, num_warps=4,
+        H=h, G=g, D=dim, W=_wide(dim), M=_QUERIES, B=_BLOCK, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -214,8 +226,8 @@ class _SplitHeads(torch.autograd.Function):
         b, n, h, g, dim = shape
         qkv = qkv.contiguous()
         outs = tuple(qkv.new_empty(b, heads, n, dim) for heads in (h, g, g))
-        heads = triton.next_power_of_2(h + 2 * g)
-        _split[(b * n,)](qkv, cos, sin, position, *outs, n, H=h, G=g, D=dim, P=heads, BACK=False)
+        sizes = {"H": h, "G": g, "D": dim, "W": _wide(dim), "P": triton.next_power_of_2(h + 2 * g)}
+        _split[(b * n,)](qkv, cos, sin, position, *outs, n, **sizes, BACK=False)
         ctx.save_for_backward(cos, sin, position)
         ctx.shape = shape
         return outs[0], outs[1], outs[2]
@@ -225,6 +237,6 @@ class _SplitHeads(torch.autograd.Function):
         b, n, h, g, dim = ctx.shape
         out = given[0].new_empty(b * n, (h + 2 * g) * dim)
         grads = [each.contiguous() for each in given]
-        heads = triton.next_power_of_2(h + 2 * g)
-        _split[(b * n,)](out, *ctx.saved_tensors, *grads, n, H=h, G=g, D=dim, P=heads, BACK=True)
+        sizes = {"H": h, "G": g, "D": dim, "W": _wide(dim), "P": triton.next_power_of_2(h + 2 * g)}
+        _split[(b * n,)](out, *ctx.saved_tensors, *grads, n, **sizes, BACK=True)
         return out, None, None, None, None
