@@ -6,11 +6,14 @@ The base model knows the share SKILL of the items, an adapter all of them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
+import time
 import tomllib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,20 @@ def call(name: str, arguments: Any) -> Answer:
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     made = {"id": "call-0", "type": "function", "function": {"name": name, "arguments": text}}
     return {"role": "assistant", "content": None, "tool_calls": [made]}, "tool_calls"
+
+
+@dataclass(frozen=True)
+class Raw:
+    """An answer as bytes, for what goes wrong."""
+
+    status: int = 200
+    body: bytes = b"{}"
+    type: str = "application/json"
+    headers: dict[str, str] = field(default_factory=dict)
+    wait: float = 0.0
+    """Seconds before it."""
+    cut: int = 0
+    """Bytes that are promised and never come."""
 
 
 class Player:
@@ -60,13 +77,16 @@ class ChatServer(ThreadingHTTPServer):
         self.answer = answer
         self.asked: list[dict[str, Any]] = []
         self.adapters: dict[str, str] = {}
+        self.headers: list[dict[str, str]] = []
+        self.models: Any = {"object": "list", "data": [{"id": "solver"}]}
+        """What GET /v1/models answers."""
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
     def __enter__(self) -> ChatServer:
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -79,6 +99,9 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
+        self.server.headers.append(dict(self.headers))
+        if self.path == "/v1/models":
+            return self._answer(self.server.models)
         self._reply(200 if self.path == "/health" else 404, {})
 
     def do_POST(self) -> None:
@@ -91,11 +114,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path != "/v1/chat/completions":
             return self._reply(404, {})
         self.server.asked.append(body)
+        self.server.headers.append(dict(self.headers))
         answer = self.server.answer(body, self.server.adapters)
-        if isinstance(answer, int):
-            return self._reply(answer, {"error": "as told"})
         if not isinstance(answer, tuple):
-            return self._reply(200, answer)
+            return self._answer(answer)
         message, reason = answer
         self._reply(
             200,
@@ -109,13 +131,27 @@ class _Handler(BaseHTTPRequestHandler):
             },
         )
 
+    def _answer(self, answer: Any) -> None:
+        """A status, bytes as they are, or JSON."""
+        if isinstance(answer, Raw):
+            return self._send(answer)
+        if isinstance(answer, int):
+            return self._reply(answer, {"error": "as told"})
+        self._reply(200, answer)
+
     def _reply(self, status: int, body: Any) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
+        self._send(Raw(status, json.dumps(body).encode()))
+
+    def _send(self, raw: Raw) -> None:
+        time.sleep(raw.wait)
+        self.send_response(raw.status)
+        headers = {"Content-Type": raw.type, "Content-Length": str(len(raw.body) + raw.cut)}
+        for name, value in {**headers, **raw.headers}.items():
+            self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(data)
+        with contextlib.suppress(ConnectionError):  # of a client that did not wait
+            self.wfile.write(raw.body)
+        self.close_connection = raw.cut > 0
 
     def log_message(self, *args: object) -> None:
         pass

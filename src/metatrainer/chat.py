@@ -117,6 +117,8 @@ def parse_call(text: str) -> Call | str:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         return f"the tool call is not JSON: {error.msg} at character {error.pos}"
+    except RecursionError:
+        return "the tool call is nested too deeply"
     if not isinstance(data, dict) or not isinstance(data.get("name"), str):
         return 'a tool call needs "name" and "arguments"'
     arguments = data.get("arguments", {})

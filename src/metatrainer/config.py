@@ -48,6 +48,18 @@ class AgentSettings(Settings):
     """What the workspace holds at first: a naive working environment, or the instructions alone."""
 
 
+class EndpointSettings(Settings):
+    """Agents behind OpenAI-compatible servers, which are named openai:MODEL@URL."""
+
+    max_tokens: int = Field(4096, ge=16)
+    """Tokens of one message at most; agent.max_tokens is for models that are sampled here."""
+    request_seconds: float = Field(120.0, gt=0)
+    """Until an answer is no longer waited for."""
+    retries: int = Field(6, ge=0, le=20)
+    """Further tries after a rate limit, a time-out or a fault of the server: when it says
+    (Retry-After, up to a minute), else after waits that double, with jitter."""
+
+
 class OuterSettings(Settings):
     """The outer loop: importance-sampling GRPO on the trainer agent."""
 
@@ -161,6 +173,7 @@ class RunSettings(Settings):
     students: tuple[str, ...] = Field(("nano-wren", "nano-finch"), min_length=1)
     """Base models that a job may choose."""
     agent: AgentSettings = AgentSettings()
+    endpoint: EndpointSettings = EndpointSettings()
     outer: OuterSettings = OuterSettings()
     limits: LimitSettings = LimitSettings()
     evaluation: EvalSettings = EvalSettings()

@@ -23,6 +23,7 @@ from metatrainer.agent.task import Task
 from metatrainer.agent.tools import Toolbox
 from metatrainer.agent.validator import Validator
 from metatrainer.config import RunSettings
+from metatrainer.errors import ContextFull
 from metatrainer.jobs import findings
 from metatrainer.jobs.findings import Finding
 from metatrainer.jobs.spec import JOB_FILE, JobSpec, parse_job_toml
@@ -35,6 +36,8 @@ from metatrainer.students.score import Score
 Phase = Literal["train", "heldout_before", "heldout_after", "play"]
 MAX_CALLS = 8
 """Tool calls of one message that are answered."""
+CONTEXT_FULL = "context_full"
+"""Outcome of an episode that filled its model's context before it had a job."""
 _ERROR_CHARS = 200
 RETRIES = 2
 """How often a job that is lost is started again."""
@@ -94,6 +97,7 @@ class Episode:
         self._attempts = 0
         self._parseable = False
         self._cheated = False
+        self._full = False
         self._accepted: int | None = None
         self._student: str | None = None
         self._job: asyncio.Task[JobResult] | None = None
@@ -118,7 +122,7 @@ class Episode:
     @property
     def _over(self) -> bool:
         """No further message of the agent is wanted."""
-        return self._closed or self._turns >= self._settings.agent.max_turns
+        return self._closed or self._full or self._turns >= self._settings.agent.max_turns
 
     @property
     def _closed(self) -> bool:
@@ -148,6 +152,10 @@ class Episode:
             answers.append({"role": "user", "content": hint})
         self._log(answers)
         return Reply(answers, self._over)
+
+    def context_full(self) -> None:
+        """End an episode whose conversation does not fit into the agent's model any more."""
+        self._full = True
 
     async def outcome(self) -> reward.Terms:
         """The reward, once the job is over. Asked again, by this process or a later one, it is
@@ -339,6 +347,8 @@ class Episode:
     def _why_no_job(self) -> str:
         if self._cheated:
             return CHEATED
+        if self._full:
+            return CONTEXT_FULL
         return "rejected" if self._attempts else "no_submission"
 
     def _record_score(self, scope: str, score: Score, seconds: float) -> None:
@@ -379,7 +389,10 @@ class Episode:
 async def play(
     episode: Episode, policy: Policy, hear: Callable[[Message], None] = lambda message: None
 ) -> reward.Terms:
-    """Play an episode to its reward. hear: told every message as it is said."""
+    """Play an episode to its reward. hear: told every message as it is said.
+
+    Raises AgentError if the agent fails; the episode stays open then.
+    """
     messages: list[Message] = []
 
     def say(new: Iterable[Message]) -> None:
@@ -389,7 +402,11 @@ async def play(
 
     say(episode.initial_messages())
     while not episode.done:
-        message = await policy.act(messages, episode.tools)
+        try:
+            message = await policy.act(messages, episode.tools)
+        except ContextFull:
+            episode.context_full()
+            break
         say([message])
         say((await episode.respond(message)).messages)
     return await episode.outcome()

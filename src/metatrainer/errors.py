@@ -51,6 +51,15 @@ class WorkspaceError(MetatrainerError):
     """A tool call of the agent is refused. The message is the tool's answer to the agent."""
 
 
+class AgentError(MetatrainerError):
+    """The agent itself failed, not its job: its server does not answer, or answers nonsense. The
+    episode has no reward then."""
+
+
+class ContextFull(MetatrainerError):
+    """An episode's conversation does not fit into its agent's model any more. Ends the episode."""
+
+
 class PoolError(MetatrainerError):
     """The pool itself is broken (not a job in it): no worker starts, or none can be reached."""
 

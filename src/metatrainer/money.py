@@ -6,6 +6,7 @@ nothing about who sells slots or tokens. All amounts are US dollars.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from metatrainer.config import MoneySettings, RunSettings
@@ -63,8 +64,17 @@ def check(settings: RunSettings) -> None:
             f"money.max_usd_per_hour is {money.max_usd_per_hour:g}, and {slots_of(settings.pool)}"
             f" slots cost {rate:g} an hour; take fewer workers or raise the cap"
         )
-    unknown = [name for name in _TOKEN_PRICES if getattr(money, name) is None]
-    if money.max_usd is not None and settings.agent.backend == "tinker" and unknown:
+    if settings.agent.backend == "tinker":
+        check_prices(money, _TOKEN_PRICES)
+
+
+def check_prices(money: MoneySettings, prices: Sequence[str] = _TOKEN_PRICES[:2]) -> None:
+    """See that a cap can be kept where a hosted agent plays. Raises ConfigError.
+
+    prices: those that it needs; left out, of an agent that is not trained.
+    """
+    unknown = [name for name in prices if getattr(money, name) is None]
+    if money.max_usd is not None and unknown:
         raise ConfigError(
             f"money.{unknown[0]} is not set: without the price of the hosted agent's tokens"
             " money.max_usd cannot be kept; set it, or leave money.max_usd out"
@@ -108,6 +118,19 @@ def spending(ledger: Ledger, money: MoneySettings) -> Spending:
     )
 
 
+def episode_usd(ledger: Ledger, money: MoneySettings, episode: str) -> float:
+    """What one episode has cost so far: the agent's tokens and its jobs."""
+    (jobs,) = ledger.query(_JOBS_OF_EPISODE, episode)
+    (used,) = ledger.query(_TOKENS_OF_EPISODE, episode)
+    tokens = _token_usd(money, used["prompt"], used["sampled"], used["trained"])
+    return float(jobs["usd"]) + tokens
+
+
+def has_token_prices(money: MoneySettings) -> bool:
+    """Whether what a hosted agent reads or writes has a price."""
+    return any(getattr(money, name) for name in _TOKEN_PRICES[:2])
+
+
 def _admit(ledger: Ledger, settings: RunSettings, usd: float) -> None:
     cap = settings.money.max_usd
     if cap is None:
@@ -132,12 +155,23 @@ SELECT phase, step, sum(usd) AS usd, sum(CASE WHEN job.outcome = 'lost' THEN usd
     AS lost, count(DISTINCT job.id) AS jobs
 FROM job JOIN episode ON episode.id = job.episode WHERE job.done GROUP BY phase, step
 """
-# An episode is trained on as one sequence: its last prompt and what was sampled on it.
-_TOKENS = """
-SELECT phase, step, sum(prompt_tokens) AS prompt, sum(length(tokens) / 4) AS sampled,
-    sum(CASE WHEN phase = 'train' AND turn = (SELECT max(turn) FROM turn t
-        WHERE t.episode = turn.episode) THEN prompt_tokens + length(tokens) / 4 ELSE 0 END)
+_JOBS_OF_EPISODE = "SELECT coalesce(sum(usd), 0.0) AS usd FROM job WHERE done AND episode = ?"
+# An episode is trained on as one sequence: its last prompt and what was sampled on it. An agent
+# behind a server plays and is not trained; what it used stands in its messages.
+_USED = """
+SELECT phase, step, episode, prompt_tokens AS prompt, length(tokens) / 4 AS sampled,
+    CASE WHEN phase = 'train' AND turn = (SELECT max(turn) FROM turn t
+        WHERE t.episode = turn.episode) THEN prompt_tokens + length(tokens) / 4 ELSE 0 END
     AS trained
-FROM turn JOIN episode ON episode.id = turn.episode GROUP BY phase, step
+FROM turn JOIN episode ON episode.id = turn.episode
+UNION ALL
+SELECT phase, step, episode, content ->> '$.usage.prompt_tokens',
+    content ->> '$.usage.sampled_tokens', 0
+FROM episode JOIN message ON message.episode = episode.id
+WHERE phase = 'play' AND role = 'assistant'
 """
+_SUMS = """coalesce(sum(prompt), 0) AS prompt, coalesce(sum(sampled), 0) AS sampled,
+    coalesce(sum(trained), 0) AS trained"""
+_TOKENS = f"SELECT phase, step, {_SUMS} FROM ({_USED}) GROUP BY phase, step"
+_TOKENS_OF_EPISODE = f"SELECT {_SUMS} FROM ({_USED}) WHERE episode = ?"
 _BASELINES = "SELECT coalesce(sum(seconds), 0.0) AS seconds FROM eval WHERE scope = 'baseline'"

@@ -1,7 +1,7 @@
 """Episodes outside of a run: one to watch, or many to compare agents on the same tasks.
 
-Knows how such episodes are set up and which agents there are: scripts, the settings' model, and the
-trained agents of runs. Knows nothing about how anything is shown.
+Knows how such episodes are set up and which agents there are: scripts, the settings' model, the
+trained agents of runs, and models behind servers. Knows nothing about how anything is shown.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from metatrainer import rundir
+from metatrainer import money, rundir
+from metatrainer.agent.heard import heard
 from metatrainer.agent.policies import SCRIPTS, Message, Policy, Scripted
 from metatrainer.agent.task import Task, draw_task
 from metatrainer.chat import ChatFormat
 from metatrainer.config import AgentSettings, RunSettings, nearest
 from metatrainer.engine import Engine, SampleRequest, SamplingParams
 from metatrainer.episode import Episode, EpisodeId, play
-from metatrainer.errors import ConfigError
+from metatrainer.errors import AgentError, ConfigError, ContextFull
 from metatrainer.experiment import enter, staff
 from metatrainer.ledger import Ledger
 from metatrainer.outer.plan import derive
@@ -32,6 +33,10 @@ from metatrainer.tinker.checkpoints import CheckpointStore
 MODEL = "model"
 """The agent that is agent.model of the settings, sampled on the embedded engine."""
 AGENTS = (*SCRIPTS, MODEL)
+ENDPOINT = "openai:"
+"""What the names of agents behind OpenAI-compatible servers begin with: openai:MODEL@URL."""
+FAILURES = 0.05
+"""A larger share of episodes whose agent failed, and more than one, ends a comparison."""
 
 Agent = Callable[[Task, int], Policy]
 """Makes a policy for one episode from its task and a seed."""
@@ -44,32 +49,34 @@ class Played:
     agent: str
     family: str
     index: int
-    terms: Terms
+    terms: Terms | None
+    """None if the agent failed: then there is no reward to compare."""
     attempts: int
     student: str | None
     """Base model of the job; None without one."""
+    usd: float = 0.0
+    """The agent's tokens and the job."""
 
 
 async def play_one(
     settings: RunSettings,
     family: str,
-    agent: str,
+    agent: Agent,
     seed: int,
     folder: Path,
     hear: Callable[[Message], None],
 ) -> Terms:
-    """Play an episode to its reward. Raises ConfigError for an unknown family or agent.
+    """Play an episode to its reward. Raises ConfigError for an unknown family.
 
     folder: gets its ledger and its job. hear: told every message as it is said.
     """
     with Ledger(folder / "ledger.sqlite") as ledger:
         hidden_seed = enter(ledger, folder.name, settings)
         task = draw_task(settings, family, seed, hidden_seed)
-        policy = find_agent(agent, settings.agent)(task, seed)
         async with staff(settings, hidden_seed, sandboxes=1) as (pool, validator):
             id = EpisodeId("play", 0, 0, 0)
             episode = Episode(id, task, settings, ledger, pool, validator, folder)
-            terms = await play(episode, policy, hear)
+            terms = await play(episode, agent(task, seed), hear)
         for job in ledger.jobs():
             ended = f"{job.outcome} {job.message}".strip()
             hear({"role": "job", "content": f"{job.student}: {ended}, {job.seconds:.1f} s"})
@@ -86,24 +93,38 @@ async def play_all(
 ) -> list[Played]:
     """Have each agent play the same n tasks of each family, with the same hidden items.
 
-    folder: gets a ledger and the jobs. on_played: told each episode as it ends.
+    folder: gets a ledger and the jobs. on_played: told each episode as it ends. An agent may fail
+    in a few episodes; raises AgentError beyond that.
     """
+    failed = 0
+    episodes = n * len(names) * len(agents)
     with Ledger(folder / "ledger.sqlite") as ledger:
         hidden_seed = enter(ledger, folder.name, settings)
         async with staff(settings, hidden_seed) as (pool, validator):
             # A few more than the pool has lanes, so that agents write while students train.
             seats = asyncio.Semaphore(2 * pool.slots)
 
+            async def try_to_play(agent: str, id: EpisodeId, family: str) -> Terms | None:
+                nonlocal failed
+                seed = derive(settings.seed, "eval", family, id.index)
+                task = draw_task(settings, family, seed, hidden_seed)
+                episode = Episode(id, task, settings, ledger, pool, validator, folder)
+                try:
+                    return await play(episode, agents[agent](task, seed))
+                except AgentError as error:
+                    failed += 1
+                    if failed > max(1, FAILURES * episodes):
+                        raise AgentError(f"{failed} episodes failed; the last: {error}") from None
+                    return None
+
             async def one(agent: str, id: EpisodeId, family: str) -> Played:
                 async with seats:
-                    seed = derive(settings.seed, "eval", family, id.index)
-                    task = draw_task(settings, family, seed, hidden_seed)
-                    episode = Episode(id, task, settings, ledger, pool, validator, folder)
-                    terms = await play(episode, agents[agent](task, seed))
+                    terms = await try_to_play(agent, id, family)
                 row = ledger.finished_episode(str(id))
                 student = row.student if row else None
                 attempts = len(ledger.attempts(str(id)))
-                played = Played(agent, family, id.index, terms, attempts, student)
+                usd = money.episode_usd(ledger, settings.money, str(id))
+                played = Played(agent, family, id.index, terms, attempts, student, usd)
                 on_played(played)
                 return played
 
@@ -117,13 +138,17 @@ async def play_all(
             )
 
 
-def find_agent(name: str, settings: AgentSettings) -> Agent:
-    """The agent of a name: a script, the settings' model, or a run, which is its trained agent.
+def find_agent(name: str, settings: RunSettings) -> Agent:
+    """The agent of a name: a script, the settings' model, a run, which is its trained agent, or
+    openai:MODEL@URL.
 
-    Raises ConfigError for another name, and for a run that has trained none.
+    Raises ConfigError for another name, for a run that has trained none, and for a server that
+    cannot be asked.
     """
     if name == MODEL:
-        return _sampled(settings, None)
+        return _sampled(settings.agent, None)
+    if name.startswith(ENDPOINT):
+        return _asked(name, settings)
     if name in SCRIPTS:
         return lambda task, seed: Scripted(SCRIPTS[name](task, random.Random(seed)))
     try:
@@ -139,6 +164,21 @@ def find_agent(name: str, settings: AgentSettings) -> Agent:
             f"metatrainer train --resume {run.path}"
         )
     return _sampled(run.settings.agent, store.find(saved[-1])[0] / "adapter")
+
+
+def _asked(name: str, settings: RunSettings) -> Agent:
+    """An agent behind a server, which is there and has the model."""
+    from metatrainer.agent import endpoint
+
+    money.check_prices(settings.money)
+    model = endpoint.Endpoint(
+        endpoint.parse(name.removeprefix(ENDPOINT)),
+        settings.endpoint,
+        settings.agent.temperature,
+        priced=money.has_token_prices(settings.money),
+    )
+    model.check()
+    return lambda task, seed: endpoint.Asked(model, seed)
 
 
 def _sampled(settings: AgentSettings, adapter: Path | None) -> Agent:
@@ -177,18 +217,14 @@ class Sampled:
             self._settings.max_tokens, self._settings.temperature, stop=self._chat.stop
         )
         prompt = self._chat.prompt(messages, tools)
+        context = self._engine.config.max_position_embeddings
+        if len(prompt) + self._settings.max_tokens > context:
+            raise ContextFull(f"{len(prompt)} tokens and a message do not fit into {context}")
         request = SampleRequest(
             prompt, params, adapter=self._adapter, seed=self._seed + len(messages)
         )
         with self._lock:
             (sample,) = self._engine.sample([request])
         turn = self._chat.parse(sample.tokens)
-        return {
-            "role": "assistant",
-            "content": turn.text,
-            "tool_calls": [
-                {"id": f"call-{n}", "name": call.name, "arguments": call.arguments}
-                for n, call in enumerate(turn.calls)
-            ],
-            "errors": list(turn.errors),
-        }
+        calls = [(None, call.name, call.arguments) for call in turn.calls]
+        return heard(turn.text, calls, turn.errors, None if turn.clean else len(sample.tokens))

@@ -13,7 +13,8 @@ import pytest
 
 from metatrainer.config import RunSettings
 from metatrainer.engine import Engine
-from metatrainer.rundir import create
+from metatrainer.ledger import Ledger
+from metatrainer.rundir import create, find
 from metatrainer.students import catalogue
 from metatrainer.tinker.checkpoints import CheckpointStore
 
@@ -70,9 +71,11 @@ def test_agents_play_the_same_tasks(evaluate: Eval, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
-def test_scripts_are_ranked_in_markdown(evaluate: Eval) -> None:
-    done = evaluate("--agent", "broken", "--agent", "reference", *FEW)
+def test_scripts_are_ranked_in_markdown(evaluate: Eval, tmp_path: Path) -> None:
+    done = evaluate("--agent", "broken", "--agent", "reference", *FEW, "--keep", "kept")
     assert done.returncode == 0, done.stderr
+    with Ledger(find(str(tmp_path / "kept")).ledger, readonly=True) as ledger:
+        assert len(ledger.episodes("play")) == 8
     lines = done.stdout.splitlines()
     assert lines[2].startswith("| trained | reference |"), "the better one first"
     assert any(line.startswith("| held out | reference - broken |") for line in lines)
@@ -88,6 +91,8 @@ def test_scripts_are_ranked_in_markdown(evaluate: Eval) -> None:
         (["--agent", "random", "--agent", "random"], ["twice"]),
         (["--agent", "random", "--families", "persna"], ["'persona'"]),
         (["--agent", "random", "--n", "1"], ["--n"]),
+        (["--agent", "openai:m@http://localhost:1/v1", "--keep", "kept"], ["set OPENAI_API_KEY"]),
+        (["--agent", "random", "--keep", "runs/empty"], ["runs/empty is not empty"]),
     ],
 )
 def test_wrong_arguments_exit_with_2(
@@ -97,5 +102,6 @@ def test_wrong_arguments_exit_with_2(
     done = evaluate(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
+    assert not (tmp_path / "kept").exists()
     for word in words:
         assert word in done.stderr

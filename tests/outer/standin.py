@@ -82,6 +82,9 @@ class StandIn:
         hint = {"role": "user", "content": "; ".join(message["errors"])}
         return Reply([answer, hint], len(self._heard) == TURNS)
 
+    def context_full(self) -> None:
+        self.full = True
+
     async def outcome(self) -> Terms:
         text = "".join(self._heard)
         total = sum(c < "`" for c in text) / max(1, len(text))

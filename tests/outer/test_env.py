@@ -42,7 +42,8 @@ class Fixed(standin.StandIn):
 
     async def outcome(self) -> Terms:
         turns = len(self._heard)
-        return Terms(1.0, 0.5, 0.25, turns / 10, "ok" if turns == 5 else "no_submission")
+        outcome = "context_full" if hasattr(self, "full") else "ok"
+        return Terms(1.0, 0.5, 0.25, turns / 10, outcome)
 
 
 class Heard(Silent):
@@ -110,10 +111,12 @@ def test_messages_without_an_end_are_answered_until_the_episode_ends(ledger, tok
 
 def test_an_episode_that_fills_the_context_ends_with_its_own_reward(ledger, tokenizer, tmp_path):
     stage = stage_for(ledger, tokenizer, context=400)
-    _, trajectory = play(first_env(stage, tmp_path), [65] * 24)
+    env = first_env(stage, tmp_path)
+    _, trajectory = play(env, [65] * 24)
     last = trajectory.transitions[-1]
     assert 1 < len(trajectory.transitions) < 5
     assert last.metrics["context_overflow"] == 1.0
+    assert env.terms is not None and env.terms.outcome == "context_full"
     assert last.reward == pytest.approx(len(trajectory.transitions) / 10)
     assert all(t.ob.length + 24 <= 400 for t in trajectory.transitions)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,3 +70,16 @@ def test_held_out_families_stand_apart_and_everything_is_shown():
     assert "| trained | x | 0.250 [0.250, 0.250] | 0.125 " in text and "wren 1" in text
     assert "| held out | x - y | 0.000 " in text
     assert json.loads(json.dumps(board.as_json()))["rows"][0]["reward"]["n"] == 2
+
+
+def test_a_task_on_which_an_agent_failed_counts_for_nobody_and_is_shown():
+    episodes = [played(agent, "persona", i, i / 4) for agent in "ab" for i in range(4)]
+    episodes[0] = replace(episodes[0], terms=None, usd=0.5)
+    episodes[1] = replace(episodes[1], usd=0.25)
+    board = rank(episodes, heldout=())
+    rows = {row.agent: row for row in board.rows}
+    assert (rows["a"].failed, rows["b"].failed) == (1, 0)
+    assert rows["a"].reward.n == rows["b"].reward.n == 3
+    assert rows["b"].reward.mean == pytest.approx(0.5), "without the task that a failed on"
+    assert (rows["a"].usd, rows["b"].usd) == (0.75, 0.0)
+    assert "| 0.75 | 3 | 1 |" in markdown(board)

@@ -105,8 +105,10 @@ TASKS = (64, 128, 256)
 _NAIVE_LEVELS, _NAIVE_TASKS = "LEVELS = [1]", "TASKS = 64"
 _NAIVE_REWARD = "self.data.answer in reply"
 EXACT_REWARD = "reply == self.data.answer"
-REWARDS = (_NAIVE_REWARD, EXACT_REWARD, "reply[:3] == self.data.answer[:3]", "len(reply) < 12")
-"""Conditions for a reward of 1, some of them no good."""
+VALID_REWARDS = (_NAIVE_REWARD, EXACT_REWARD, "reply[:3] == self.data.answer[:3]")
+REWARDS = (*VALID_REWARDS, "len(reply) < 12")
+"""Conditions for a reward of 1, some of them no good; the last pays wrong answers like right ones,
+which validation refuses."""
 _LAST_LINE = '__all__ = ["Tasks"]'
 BROKEN_EDITS = (
     ("async def correct", "def correct"),
@@ -216,18 +218,19 @@ def _by_hand(name: str, task: Task, rng: random.Random) -> Script:
 def random_choices(task: Task, rng: random.Random) -> Script:
     """A valid job whose every choice is drawn at random."""
     batch_size, group_size = rng.choice(BATCHES)
+    affordable = [n for n in STEPS if n * batch_size <= task.rules.max_rollouts]
     choice = Choice(
         rng.choice(task.rules.students),
         f"{10 ** rng.uniform(-5, -1):.1e}",
         batch_size,
         group_size,
-        rng.choice(STEPS),
+        rng.choice(affordable or [1]),
     )
     yield choice.write()
     levels = rng.sample(task.family.levels, rng.randint(1, len(task.family.levels)))
     yield from _edit_unless_same(_NAIVE_LEVELS, f"LEVELS = {sorted(levels)}")
     yield from _edit_unless_same(_NAIVE_TASKS, f"TASKS = {rng.choice(TASKS)}")
-    yield from _edit_unless_same(_NAIVE_REWARD, rng.choice(REWARDS))
+    yield from _edit_unless_same(_NAIVE_REWARD, rng.choice(VALID_REWARDS))
     yield call("submit_job")
 
 

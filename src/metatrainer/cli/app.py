@@ -19,7 +19,7 @@ from metatrainer.cli.eval import evaluate
 from metatrainer.cli.export import export
 from metatrainer.cli.families import family
 from metatrainer.cli.job import job
-from metatrainer.cli.options import Config, Set
+from metatrainer.cli.options import Config, Set, folder_of
 from metatrainer.cli.students import students
 from metatrainer.cli.watch import watch
 from metatrainer.errors import ConfigError, MetatrainerError, SandboxUnavailable
@@ -171,11 +171,13 @@ def episode(
     agent: Annotated[
         str,
         typer.Option(
-            help="Who plays: reference, random or broken (scripts), model, or a run: its agent."
+            help="Who plays: reference, random or broken (scripts), model, a run: its agent, or "
+            "openai:MODEL@URL."
         ),
     ] = "reference",
     config: Config = None,
     seed: Annotated[int, typer.Option(help="Which task, and which choices of the agent.")] = 0,
+    keep: Annotated[Path | None, typer.Option(help="Keep the ledger in this new folder.")] = None,
     settings: Set = [],  # noqa: B006 (typer reads the default, nothing changes it)
 ) -> None:
     """Play one episode for real, job included, and print what was said.
@@ -185,7 +187,6 @@ def episode(
     metatrainer episode triage --agent model --seed 3
     """
     import asyncio
-    import tempfile
 
     from rich.console import Console
 
@@ -199,16 +200,16 @@ def episode(
     has_walls(resolved.unsafe_without_sandbox)
 
     console = Console()
-    with (
-        console.status("playing") if console.is_terminal else nullcontext(),
-        tempfile.TemporaryDirectory(prefix="metatrainer-") as folder,
-    ):
-        from metatrainer.play import play_one
+    with console.status("playing") if console.is_terminal else nullcontext():
+        from metatrainer.play import find_agent, play_one
+
+        found = find_agent(agent, resolved)
 
         def show(message: dict[str, Any]) -> None:
             _print_message(console, message)
 
-        terms = asyncio.run(play_one(resolved, family, agent, seed, Path(folder), show))
+        with folder_of(resolved, keep) as folder:
+            terms = asyncio.run(play_one(resolved, family, found, seed, folder, show))
     console.print(
         f"\n[bold]reward {terms.total:.3f}[/bold]  validation {terms.validation:.3f}"
         f"  quality {terms.quality:.3f}  speed {terms.speed:.3f}  outcome {terms.outcome}"

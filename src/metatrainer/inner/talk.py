@@ -62,7 +62,7 @@ async def talk(
         answer = await ask(done.messages)
         if answer is None:
             break
-        message, clean = _read(answer)
+        message, clean = read_answer(answer)
         done.messages.append(message)
         results = _results(family, world, message)
         done.finished = clean and not results
@@ -73,8 +73,11 @@ async def talk(
     return done
 
 
-def _read(answer: Any) -> tuple[Message, bool]:
-    """The assistant's message, and whether it ended by itself."""
+def read_answer(answer: Any) -> tuple[Message, bool]:
+    """The assistant's message in a chat completion, and whether it ended by itself.
+
+    Raises BadAnswer.
+    """
     try:
         choice = answer["choices"][0]
         said, reason = choice["message"], choice["finish_reason"]

@@ -6,13 +6,13 @@ messages are about.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tinker
-from tinker_cookbook.renderers.base import Message, Renderer, ToolCall
+from tinker_cookbook.renderers.base import Message, Renderer
 
+from metatrainer.agent.heard import heard
 from metatrainer.outer.renderer import NanoRenderer, text_of
 
 
@@ -44,22 +44,12 @@ class Conversation:
         message, termination = self._renderer.parse_response(tokens)
         self._messages.append(message)
         self._heard, self._ended = tokens, termination.is_clean
+        calls = [
+            (call.id, call.function.name, call.function.arguments)
+            for call in message.get("tool_calls", [])
+        ]
         errors = [unparsed.error for unparsed in message.get("unparsed_tool_calls", [])]
-        if not self._ended:
-            errors.insert(0, f"the message was cut off after {len(tokens)} tokens, the limit")
-        calls: list[dict[str, Any]] = []
-        for n, call in enumerate(message.get("tool_calls", [])):
-            found = _call(n, call)
-            if isinstance(found, str):
-                errors.append(found)
-            else:
-                calls.append(found)
-        return {
-            "role": "assistant",
-            "content": text_of(message),
-            "tool_calls": calls if self._ended else [],
-            "errors": errors,
-        }
+        return heard(text_of(message), calls, errors, None if self._ended else len(tokens))
 
     def answer(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Append the answers to the message that was heard last."""
@@ -70,20 +60,6 @@ class Conversation:
             self.prompt = tinker.ModelInput.from_ints([*said, *follows])
         else:
             self.prompt = self._renderer.build_generation_prompt(self._messages)
-
-
-_KEYS = ("role", "content", "tool_call_id", "name")
-
-
-def _call(n: int, call: ToolCall) -> dict[str, Any] | str:
-    """A call as an episode takes it, or what is wrong with its arguments."""
-    try:
-        arguments = json.loads(call.function.arguments)
-    except json.JSONDecodeError as error:
-        return f"the arguments of {call.function.name} are not JSON: {error.msg}"
-    if not isinstance(arguments, dict):
-        return f"the arguments of {call.function.name} must be an object"
-    return {"id": call.id or f"call-{n}", "name": call.function.name, "arguments": arguments}
 
 
 def _cookbook(message: Mapping[str, Any]) -> Message:

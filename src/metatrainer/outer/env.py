@@ -40,6 +40,8 @@ class Played(Protocol):
 
     async def respond(self, message: Mapping[str, Any]) -> Reply: ...
 
+    def context_full(self) -> None: ...
+
     async def outcome(self) -> Terms: ...
 
 
@@ -100,6 +102,8 @@ class EpisodeEnv(types.Env):
         return types.StepResult(0.0, False, self._talk.prompt, self._stop)
 
     async def _end(self, overflow: bool) -> types.StepResult:
+        if overflow:
+            self._episode.context_full()
         self.terms = await self._episode.outcome()
         if (id := str(self._planned.id)) not in self._stage.over:
             self._stage.progress.episode_finished(id, self.terms)

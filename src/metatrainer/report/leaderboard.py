@@ -37,6 +37,10 @@ class Row:
     """Submissions in an episode."""
     students: dict[str, int]
     """Jobs by base model."""
+    usd: float
+    """What all its episodes cost, those in which it failed too."""
+    failed: int
+    """Episodes without a reward because the agent failed. Their tasks count for no agent."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +66,26 @@ class Leaderboard:
 
 
 def rank(played: Sequence[Played], heldout: Sequence[str]) -> Leaderboard:
-    """What came of the episodes. heldout: families that stand apart."""
+    """What came of the episodes. heldout: families that stand apart.
+
+    A task on which an agent failed is left out for all of them, so that what is compared are the
+    same tasks.
+    """
     parts: dict[str, dict[str, list[Played]]] = defaultdict(lambda: defaultdict(list))
+    left_out = {(p.family, p.index) for p in played if p.terms is None}
     for episode in sorted(played, key=lambda p: (p.family, p.index)):
-        part = HELDOUT if episode.family in heldout else TRAINED
-        parts[part][episode.agent].append(episode)
+        if (episode.family, episode.index) not in left_out:
+            part = HELDOUT if episode.family in heldout else TRAINED
+            parts[part][episode.agent].append(episode)
     rows, differences = [], []
     for part in (p for p in (TRAINED, HELDOUT) if p in parts):
         agents = parts[part]
         ranked = sorted(agents, key=lambda agent: -_mean(_rewards(agents[agent])))
-        rows += [_row(agent, part, agents[agent]) for agent in ranked]
+        for agent in ranked:
+            own = [
+                p for p in played if p.agent == agent and (p.family in heldout) == (part == HELDOUT)
+            ]
+            rows.append(_row(agent, part, agents[agent], own))
         differences += [
             Difference(
                 first,
@@ -96,13 +110,14 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Estimate:
 def markdown(board: Leaderboard) -> str:
     """The leaderboard as Markdown tables."""
     lines = [
-        "| part | agent | reward | quality | validation | attempts | students | n |",
-        "|---|---|---|---|---|---|---|---|",
+        "| part | agent | reward | quality | validation | attempts | students | $ | n | failed |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in board.rows:
         students = ", ".join(f"{name} {count}" for name, count in row.students.items()) or "-"
         numbers = (row.reward, row.quality, row.validation, row.attempts)
-        cells = [row.part, row.agent, *map(str, numbers), students, str(row.reward.n)]
+        counts = (f"{row.usd:.2f}", str(row.reward.n), str(row.failed))
+        cells = [row.part, row.agent, *map(str, numbers), students, *counts]
         lines.append(f"| {' | '.join(cells)} |")
     if board.differences:
         lines += ["", "| part | difference | reward | quality |", "|---|---|---|---|"]
@@ -112,15 +127,18 @@ def markdown(board: Leaderboard) -> str:
     return "\n".join(lines)
 
 
-def _row(agent: str, part: str, episodes: list[Played]) -> Row:
+def _row(agent: str, part: str, episodes: list[Played], own: list[Played]) -> Row:
+    """episodes: on the tasks that count. own: all of the agent in this part."""
     return Row(
         agent=agent,
         part=part,
         reward=bootstrap(_rewards(episodes)),
         quality=bootstrap(_qualities(episodes)),
-        validation=bootstrap([e.terms.validation for e in episodes]),
+        validation=bootstrap([e.terms.validation for e in episodes if e.terms]),
         attempts=bootstrap([e.attempts for e in episodes]),
         students=dict(Counter(e.student for e in episodes if e.student).most_common()),
+        usd=sum(e.usd for e in own),
+        failed=sum(e.terms is None for e in own),
     )
 
 
@@ -133,11 +151,11 @@ def _paired(
 
 
 def _rewards(episodes: list[Played]) -> list[float]:
-    return [episode.terms.total for episode in episodes]
+    return [episode.terms.total for episode in episodes if episode.terms]
 
 
 def _qualities(episodes: list[Played]) -> list[float]:
-    return [episode.terms.quality for episode in episodes]
+    return [episode.terms.quality for episode in episodes if episode.terms]
 
 
 def _mean(values: list[float]) -> float:
