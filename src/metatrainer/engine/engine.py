@@ -217,7 +217,8 @@ class Engine:
     def _project(self, parts: list[tuple[int | None, int]]) -> Project:
         """What multiplies tokens of these adapters (adapter, tokens), in order; no gradients."""
         alone = len({adapter for adapter, _ in parts}) == 1
-        if self._merges or (alone and self._slots is None):
+        # On a GPU one graph serves whatever adapters a step has; the base alone needs none of it.
+        if self._merges or (alone and (self._slots is None or parts[0][0] is None)):
             return Merged([(self.weights(adapter), tokens) for adapter, tokens in parts])
         found = [(a, None if a is None else self._get(a)) for a, _ in parts]
         key = [(a, adapter and adapter.version) for a, adapter in found], [n for _, n in parts]
