@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from hub_server import READER, TOKEN, Hub
 from metatrainer import experiment, hub, rundir
 from metatrainer.agent import tools
 from metatrainer.chat import ChatFormat
+from metatrainer.cli.app import main
 from metatrainer.config import parse_config
 from metatrainer.errors import ConfigError, MetatrainerError
 from metatrainer.export import ADAPTER, checkpoint, export
@@ -226,33 +227,15 @@ def test_a_push_that_fails_leaves_the_folder_and_says_how_to_go_on(
 
 # -- the command -------------------------------------------------------------------------------
 
-Command = Callable[..., subprocess.CompletedProcess[str]]
 
-
-@pytest.fixture
-def command(run: RunDir, tmp_path: Path) -> Command:
-    """command(*arguments, **environment): metatrainer export of the run, in a folder of its own."""
-
-    def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "metatrainer", "export", *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "HF_HOME": str(tmp_path / "hf"), **environment},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-
-    return start
-
-
-def test_the_command_exports_and_pushes(
-    command: Command, run: RunDir, tmp_path: Path, server: Hub
-) -> None:
-    done = command(
-        *(str(run.path), "--push", "ada/agent", "--json"),
-        HF_ENDPOINT=server.address,
-        HF_TOKEN=TOKEN,
+def test_the_command_exports_and_pushes(run: RunDir, tmp_path: Path, server: Hub) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "metatrainer", "export", run.path, "--push", "ada/agent", "--json"],
+        cwd=tmp_path,
+        env={**os.environ, "HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": server.address},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
@@ -273,12 +256,23 @@ def test_the_command_exports_and_pushes(
     ],
 )
 def test_wrong_arguments_exit_with_2_and_write_nothing(
-    command: Command, run: RunDir, tmp_path: Path, arguments: list[str], words: list[str]
+    run: RunDir,
+    tmp_path: Path,
+    server: Hub,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: list[str],
 ) -> None:
     (tmp_path / "mine").write_text("")
-    done = command(*(str(run.path) if a == "RUN" else a for a in arguments), HF_TOKEN="")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("metatrainer: ") and "Traceback" not in done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", "")
+    given = (str(run.path) if a == "RUN" else a for a in arguments)
+    monkeypatch.setattr(sys, "argv", ["metatrainer", "export", *given])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "") and err.startswith("metatrainer: ")
     for word in words:
-        assert word in done.stderr
-    assert {path.name for path in tmp_path.iterdir()} <= {"mine", "hf"}
+        assert word in err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -42,12 +42,14 @@ class RunDir:
         return load_config(self.config)
 
 
-def create(settings: RunSettings, path: Path | None = None) -> RunDir:
+def create(settings: RunSettings, path: Path | None = None, stem: str | None = None) -> RunDir:
     """Make a new run's folder and write down its settings.
 
-    path: left out, runs/<preset>-<date>-<n>. Raises ConfigError where there is something already.
+    path: left out, runs/<stem>-<date>-<n>. stem: left out, the preset. Raises ConfigError where
+    there is something already.
     """
-    run = RunDir(_numbered(f"{settings.preset}-{date.today():%Y%m%d}") if path is None else path)
+    stem = f"{stem or settings.preset}-{date.today():%Y%m%d}"
+    run = RunDir(_numbered(stem) if path is None else path)
     if path is not None:
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):

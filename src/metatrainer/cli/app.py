@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +19,8 @@ from metatrainer.cli.export import export
 from metatrainer.cli.families import family
 from metatrainer.cli.job import job
 from metatrainer.cli.options import Config, Set, folder_of
+from metatrainer.cli.resumable import fail, resumable
+from metatrainer.cli.solve import solve
 from metatrainer.cli.students import students
 from metatrainer.cli.watch import watch
 from metatrainer.errors import ConfigError, MetatrainerError, SandboxUnavailable
@@ -36,7 +37,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TINKER_TELEMETRY", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-INTERRUPTED = 130
 SHOWN_CHARS = 20_000
 """Of one message in an episode that is played; the rest is cut."""
 NAME_CHARS = 80
@@ -58,6 +58,7 @@ app.add_typer(nano, name="nano")
 app.command()(watch)
 app.command("eval")(evaluate)
 app.command()(export)
+app.command()(solve)
 
 
 def main() -> None:
@@ -65,9 +66,9 @@ def main() -> None:
     try:
         app()
     except (ConfigError, SandboxUnavailable) as error:
-        _fail(str(error), 2)
+        fail(str(error), 2)
     except MetatrainerError as error:
-        _fail(str(error), 1)
+        fail(str(error), 1)
 
 
 @app.command()
@@ -260,10 +261,8 @@ def _train(run: RunDir, *, resume: bool) -> None:
     from rich.console import Console
 
     console = Console(stderr=True)
-    again = f"go on with: {_invocation()} train --resume {run.path}"
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console.print(f"run {run.path}", highlight=False)
-    try:
+    with resumable(f"train --resume {run.path}"):
         with console.status("loading") if console.is_terminal else nullcontext():
             from metatrainer import experiment
         from metatrainer.console import shown
@@ -272,15 +271,6 @@ def _train(run: RunDir, *, resume: bool) -> None:
         with shown(console) as progress:
             asyncio.run(experiment.run(run.settings, run, resume=resume, progress=progress))
         summary = experiment.write_report(run)
-    except KeyboardInterrupt:
-        _fail(f"stopped; {again}", INTERRUPTED)
-    except (ConfigError, SandboxUnavailable):
-        raise
-    except MetatrainerError as error:
-        _fail(f"{error}\n{again}", 1)
-    except Exception:
-        print(f"metatrainer: a fault, shown below; what is done is kept; {again}", file=sys.stderr)
-        raise
     text.print_report(summary, Console())
     print(f"figure and tables: {run.path}/figure.png, report.md, report.json, csv/")
 
@@ -301,17 +291,3 @@ def _print_message(console: Console, message: dict[str, Any]) -> None:
         for key, value in call["arguments"].items():
             text = f"{one_line(str(key), NAME_CHARS)}: {visible(str(value), SHOWN_CHARS)}"
             console.print(f"   {text}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _invocation() -> str:
-    """The command as it can be typed again from here."""
-    typed = Path(sys.argv[0]).absolute()
-    if typed.name == "__main__.py":
-        return "python -m metatrainer"
-    here = Path.cwd()
-    return str(typed.relative_to(here)) if typed.is_relative_to(here) else "metatrainer"
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    print(f"metatrainer: {message}", file=sys.stderr)
-    sys.exit(code)

@@ -42,6 +42,11 @@ def get(name: str) -> Family:
     return _load(name)
 
 
+def forget() -> None:
+    """Look anew, at the next call, for what other packages bring."""
+    _installed.cache_clear()
+
+
 @cache
 def _load(name: str) -> Family:
     entry = _installed()[name]
@@ -75,4 +80,4 @@ def _installed() -> dict[str, EntryPoint]:
     return entries
 
 
-__all__ = ["NAMES", "Family", "Item", "Tool", "get", "known"]
+__all__ = ["GROUP", "NAMES", "Family", "Item", "Tool", "forget", "get", "known"]

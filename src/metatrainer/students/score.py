@@ -36,3 +36,14 @@ def wilson(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def difference(after: Score, before: Score) -> tuple[float, float]:
+    """95 % interval of after's mean minus before's, from theirs (Newcombe 1998, method 10).
+
+    It is that of independent samples: for scores on the same items it is too wide, if anything.
+    """
+    gain = after.mean - before.mean
+    down = math.hypot(after.mean - after.low, before.high - before.mean)
+    up = math.hypot(after.high - after.mean, before.mean - before.low)
+    return gain - down, gain + up
