@@ -211,7 +211,6 @@ async def _play(
     if budget.spent:
         return
     async with staff(settings, hidden_seed) as (pool, validator):
-
         failed = 0
 
         async def seat() -> None:
