@@ -29,7 +29,7 @@ from metatrainer.jobs.compile import (
     server_device,
 )
 from metatrainer.jobs.findings import Finding
-from metatrainer.jobs.spec import JOB_FILE, JobSpec, parse_job_toml
+from metatrainer.jobs.spec import JOB_FILE, VERSIONS, JobSpec, parse_job_toml
 from metatrainer.jobs.validate import TaskRules, Verdict, validate
 from metatrainer.pool import jobdir
 from metatrainer.pool.base import JobOrder, JobResult
@@ -98,7 +98,7 @@ def new(family: str, student: str, folder: Path) -> list[Path]:
     Raises ConfigError for an unknown family or student, or a folder that holds something.
     """
     files = families.get(family).starter_files()
-    files[JOB_FILE] = job_toml(
+    files[JOB_FILE] = f"version = {VERSIONS[-1]}\n" + job_toml(
         catalogue.get(student).name,
         GOOD.learning_rate,
         batch_size=GOOD.batch_size,

@@ -19,7 +19,9 @@ def test_defaults_make_a_job_that_learns():
 
 def test_everything_can_be_set():
     spec = parse_job_toml(
-        LEAST + "batch_size = 32\ngroup_size = 4\nmax_steps = 5\nmax_tokens = 16\nseq_len = 256\n"
+        "version = 1\n"
+        + LEAST
+        + "batch_size = 32\ngroup_size = 4\nmax_steps = 5\nmax_tokens = 16\nseq_len = 256\n"
         "lora_rank = 8\ntemperature = 1\n[environment]\nmodule = 'mine'\nargs = {level = 2}\n"
     )
     assert isinstance(spec, JobSpec)
@@ -33,6 +35,13 @@ BROKEN = {
     "empty": ("", "E-MISSING job.toml [prime_rl] is missing"),
     "no model": ("[prime_rl]\nlearning_rate = 0.1\n", "E-MISSING job.toml model is missing"),
     "misspelt key": (LEAST + "batch_sise = 8\n", "E-KEY job.toml:4 unknown key 'batch_sise'; did"),
+    "other version": (
+        "version = 2\n[trainer]\n",
+        "E-VERSION job.toml:1 version = 2; allowed: 1; write version = 1",
+    ),
+    "version as text": ("version = '1'\n" + LEAST, "E-VERSION job.toml:1 version = 1; allowed: 1"),
+    "version true": ("version = true\n" + LEAST, "E-VERSION job.toml:1 version = True"),
+    "version in a table": (LEAST + "version = 1\n", "E-KEY job.toml:4 unknown key 'version'"),
     "unknown table": (LEAST + "[trainer]\n", "E-KEY job.toml:4 unknown key 'trainer'"),
     "learning rate": (
         LEAST.replace("0.01", "5"),

@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import re
 import tomllib
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from metatrainer.config import nearest
 from metatrainer.jobs.findings import Finding
 
 JOB_FILE = "job.toml"
 
+Version = Literal[1]
+VERSIONS: tuple[int, ...] = get_args(Version)
+"""Forms of job.toml that are understood, the newest last."""
+
 
 class Table(BaseModel):
     """A table of job.toml: frozen, no unknown keys, no conversion of types."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
 
 
 class TrainingSpec(Table):
@@ -59,8 +66,12 @@ class EnvironmentSpec(Table):
 class JobSpec(Table):
     """A whole job.toml."""
 
+    version: Version = 1
+    """Form of the file. It comes before the tables."""
     prime_rl: TrainingSpec
+    """What to train, and how."""
     environment: EnvironmentSpec = EnvironmentSpec()
+    """What to train on."""
 
     @property
     def rollouts(self) -> int:
@@ -68,6 +79,7 @@ class JobSpec(Table):
         return self.prime_rl.max_steps * self.prime_rl.batch_size
 
 
+TABLES: dict[str, type[Table]] = {"prime_rl": TrainingSpec, "environment": EnvironmentSpec}
 CODES = {
     "model": "E-MODEL",
     "learning_rate": "E-LR",
@@ -91,6 +103,8 @@ def parse_job_toml(text: str) -> JobSpec | list[Finding]:
         at = re.search(r"line (\d+)", str(error))
         line = int(at[1]) if at else None
         return [Finding("E-TOML", JOB_FILE, line, f"not TOML: {error}", fix="write key = value")]
+    if finding := _other_version(data, text):
+        return [finding]
     try:
         spec = JobSpec.model_validate(data)
     except ValidationError as error:
@@ -104,6 +118,16 @@ def line_of(text: str, key: str) -> int | None:
         if re.match(rf"\s*(\[\s*)?{re.escape(key)}\s*(=|\])", line):
             return number
     return None
+
+
+def _other_version(data: dict[str, Any], text: str) -> Finding | None:
+    """A file of another form; what else is in it cannot be judged."""
+    version = data.get("version", 1)
+    if type(version) is int and version in VERSIONS:
+        return None
+    known = ", ".join(map(str, VERSIONS))
+    found, fix = f"version = {str(version)[:40]}", f"write version = {VERSIONS[-1]}"
+    return Finding("E-VERSION", JOB_FILE, line_of(text, "version"), found, known, fix)
 
 
 def _across(spec: JobSpec, text: str) -> list[Finding]:
@@ -151,15 +175,16 @@ def _explain(error: dict[str, Any], text: str) -> Finding:
 
 
 def _table(loc: list[str]) -> type[BaseModel]:
-    tables: dict[str, type[BaseModel]] = {"prime_rl": TrainingSpec, "environment": EnvironmentSpec}
-    return tables.get(loc[0], JobSpec) if loc else JobSpec
+    return TABLES.get(loc[0], JobSpec) if loc else JobSpec
 
 
 def _allowed(loc: list[str]) -> str:
-    """The bounds of a field in words, from its declaration."""
     field = _table(loc).model_fields.get(loc[-1])
-    if field is None:
-        return "a table"
+    return "a table" if field is None else allowed(field)
+
+
+def allowed(field: FieldInfo) -> str:
+    """What a key may be, in words, from its declaration; empty if that is all its type says."""
     kind = {int: "a whole number", float: "a number", str: "a text"}.get(
         cast(type, field.annotation), ""
     )
