@@ -139,14 +139,14 @@ def parse_text(text: str, clean: bool = True) -> Turn:
 
 
 class ChatFormat:
-    """The format over one tokenizer, a transformers fast one.
+    """The format over one tokenizer, a fast one of transformers or what is inside of it.
 
     Raises ConfigError for a tokenizer that has no tokens for turns.
     """
 
     def __init__(self, tokenizer: Any):
         # The Rust tokenizer itself: rollouts of tiny models spend more time in wrappers than in it.
-        self._tokenizer = tokenizer.backend_tokenizer
+        self._tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)
         self._marks = _marks(self._tokenizer)
         self.end = self._marks.end
         self._end = self._tokenizer.token_to_id(self.end)

@@ -207,7 +207,7 @@ class Episode:
             return f"{findings.render(verdict.findings)}\n{self._what_is_left()}"
         if order:
             self._job = asyncio.create_task(self._run(order))
-        return "accepted: the job has started"
+        return "\n".join(["accepted: the job has started", *map(Finding.render, verdict.warnings)])
 
     def _known_verdict(self, files: Mapping[str, str]) -> Verdict | None:
         """The verdict on this attempt, if an earlier process has given it."""
@@ -218,7 +218,7 @@ class Episode:
                 return Verdict(
                     ok=row.ok,
                     spec=spec if isinstance(spec, JobSpec) else None,
-                    findings=[Finding(**finding) for finding in known["findings"]],
+                    findings=[Finding.from_dict(finding) for finding in known["findings"]],
                     seconds=row.seconds,
                     cheating=known["cheating"],
                     parseable=known["parseable"],

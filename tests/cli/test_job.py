@@ -62,6 +62,7 @@ def test_a_new_job_is_valid_as_it_stands(job: Job, tmp_path: Path) -> None:
     assert checked.stdout.startswith("ok: nano-finch")
     verdict = json.loads(job("validate", "mine", "--family", "triage", "--json").stdout)
     assert (verdict["ok"], verdict["findings"]) == (True, [])
+    assert verdict["estimate"]["rollouts"] == 1280 and "1,280 rollouts" in checked.stdout
 
 
 def test_a_broken_job_is_refused_with_its_findings(job: Job, folder: Path) -> None:

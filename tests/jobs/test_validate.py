@@ -2,13 +2,16 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from metatrainer import families
-from metatrainer.jobs.findings import render
+from metatrainer.engine.files import load_tokenizer
+from metatrainer.jobs.findings import Finding, render
 from metatrainer.jobs.validate import TaskRules, validate
 from metatrainer.sandbox.host import Channel
+from metatrainer.students import catalogue
 
 FAMILY = families.get("persona")
 RULES = TaskRules(
@@ -94,6 +97,55 @@ def test_valid(guest, files):
     assert (verdict.ok, render(verdict.findings)) == (True, "")
 
 
+WARNED = {
+    "a bonus for all": (
+        changed(REWARD, "        return 0.5 + (reply == self.data.answer)\n"),
+        f"W-BONUS {PACKAGE} every reply, an empty one too, is rewarded with 0.5 at least",
+    ),
+    "messages are cut off": (
+        {**GOOD, "job.toml": TOML + "max_tokens = 8\n"},
+        "W-CUT job.toml max_tokens = 8 cuts messages off",
+    ),
+    "conversations left out": (
+        {**GOOD, "job.toml": TOML + "max_tokens = 60\nseq_len = 64\n"},
+        "W-SEQ job.toml seq_len = 64 leaves conversations out of training",
+    ),
+}
+
+
+@pytest.mark.parametrize("files,said", WARNED.values(), ids=WARNED)
+def test_warnings_refuse_nothing(guest, files, said):
+    verdict = validate(files, RULES, guest)
+    assert verdict.ok and not verdict.errors
+    (warning,) = verdict.warnings
+    assert warning.render().startswith(said)
+    assert Finding.from_dict(json.loads(json.dumps(warning.as_dict()))) == warning
+
+
+def test_an_estimate_counts_the_students_own_tokens(guest):
+    """Of one task of a known length, written out with the tokenizer that transformers loads."""
+    item = FAMILY.items("train", 3, 1)[0]
+    files = with_items([replace(item, prompt=item.prompt + " ok" * i) for i in range(8)])
+    estimate = validate(files, RULES, guest).estimate
+    tokenizer = load_tokenizer(catalogue.verified_folder("nano-wren"))
+    tools = [FAMILY.tools[0].schema]
+    prompts = [
+        len(
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": item.prompt + " ok" * i}],
+                tools=tools,
+                add_generation_prompt=True,
+                return_dict=False,
+            )
+        )
+        for i in range(8)
+    ]
+    assert estimate.rollouts == 20 * 64
+    assert estimate.prompt_tokens == 20 * 64 * sum(prompts) / 8
+    # Two calls, their results and an answer, each of them short here.
+    assert 2 * estimate.prompt_tokens < estimate.tokens < estimate.most_tokens == 1280 * 512
+
+
 def without(name):
     return {file: text for file, text in GOOD.items() if file != name}
 
@@ -153,6 +205,10 @@ BROKEN = {
     "field not declared": (changed("    world: dict\n", ""), "E-DATA"),
     "field not given": (changed(', answer=drawn["answer"]', ""), "E-LOAD"),
     "no prompt": (changed('prompt=drawn["prompt"]', 'prompt=" "'), "E-DATA"),
+    "a prompt longer than the context": (
+        changed('prompt=drawn["prompt"]', 'prompt=drawn["prompt"] + " so" * 600'),
+        f"E-CONTEXT {PACKAGE} a prompt has",
+    ),
     "no answer": (changed('answer=drawn["answer"]', 'answer=""'), "E-DATA"),
     "broken world": (changed('world=drawn["world"]', 'world={"BelMar": 3}'), "E-WORLD"),
     "too few tasks": (changed("TASKS = 64", "TASKS = 5"), "E-TASKS"),

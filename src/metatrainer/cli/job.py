@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,6 +78,7 @@ def job_validate(
         print(json.dumps(_verdict(verdict), indent=2))
     else:
         print(f"ok: {_spec_line(verdict)} ({verdict.seconds:.1f} s)")
+        _print_more(verdict)
 
 
 @job.command("run")
@@ -244,6 +246,17 @@ def _print_findings(findings: list[Finding]) -> None:
     print(f"refused: {len(findings)} finding{'s' if len(findings) > 1 else ''}", file=sys.stderr)
 
 
+def _print_more(verdict: Verdict) -> None:
+    """What does not decide whether a job may run."""
+    for finding in verdict.warnings:
+        print(f"warning: {finding.render()}")
+    if estimate := verdict.estimate:
+        print(
+            f"about {estimate.tokens:,} tokens in {estimate.rollouts:,} rollouts "
+            f"({estimate.most_tokens:,} at most)"
+        )
+
+
 def _print_ran(ran: Ran) -> None:
     curve = ran.result.curve
     if curve:
@@ -282,6 +295,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
         "ok": verdict.ok,
         "cheating": verdict.cheating,
         "findings": [finding.as_dict() for finding in verdict.findings],
+        "estimate": asdict(verdict.estimate) if verdict.estimate else None,
         "seconds": verdict.seconds,
     }
 

@@ -5,8 +5,8 @@ Knows nothing about how faults are found.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from metatrainer.shown import one_line
@@ -19,10 +19,11 @@ MAX_CHARS = 400
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault of a submission."""
+    """One fault of a submission, or something to think about."""
 
     code: str
-    """Kind of fault, such as E-LR; stable, for tests and the ledger."""
+    """Kind of fault, such as E-LR; stable, for tests and the ledger. Those that begin with W warn
+    and refuse nothing."""
     file: str | None
     line: int | None
     found: str
@@ -31,6 +32,11 @@ class Finding:
     """What may be there."""
     fix: str = ""
     """What to do."""
+
+    @property
+    def severity(self) -> str:
+        """error or warning."""
+        return "warning" if self.code.startswith("W-") else "error"
 
     def render(self) -> str:
         """One line: code, place, what was found, what is allowed, what to do."""
@@ -44,7 +50,12 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         """The finding for the ledger; plain JSON."""
-        return asdict(self)
+        return {"severity": self.severity, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, kept: Mapping[str, Any]) -> Finding:
+        """What as_dict made."""
+        return cls(**{field.name: kept[field.name] for field in fields(cls)})
 
 
 def render(findings: Sequence[Finding]) -> str:

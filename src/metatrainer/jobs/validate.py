@@ -16,6 +16,7 @@ from metatrainer.errors import EnvError
 from metatrainer.families import Family, Item
 from metatrainer.jobs.findings import Finding
 from metatrainer.jobs.leaks import Leaks
+from metatrainer.jobs.lengths import Estimate, measure
 from metatrainer.jobs.probes import Probe, probes
 from metatrainer.jobs.source import check_source
 from metatrainer.jobs.spec import JOB_FILE, JobSpec, line_of, parse_job_toml
@@ -27,6 +28,8 @@ PROBED = 8
 MAX_REWARD = 2.0
 """Largest size of a reward. Advantages are not divided by their spread, so a reward's scale acts
 on the student like the learning rate."""
+MIN_BONUS = 0.01
+"""A smaller reward that every reply gets is not worth a word."""
 CALL_SECONDS = 5.0
 """Time of one call into the environment: import and load, or the probes."""
 
@@ -51,10 +54,22 @@ class Verdict:
     spec: JobSpec | None
     findings: list[Finding]
     seconds: float
+    estimate: Estimate | None = None
+    """What the job would take, if it may run."""
     cheating: bool = False
     """The submission trains on items that it must not: no reward for anything."""
     parseable: bool = True
     """job.toml was there and was TOML."""
+
+    @property
+    def errors(self) -> list[Finding]:
+        """What it was refused for."""
+        return [finding for finding in self.findings if finding.severity == "error"]
+
+    @property
+    def warnings(self) -> list[Finding]:
+        """What does not refuse it."""
+        return [finding for finding in self.findings if finding.severity == "warning"]
 
 
 class Refused(Exception):
@@ -69,18 +84,20 @@ def validate(files: dict[str, str], task: TaskRules, guest: Guest) -> Verdict:
     """Check a submission. Never raises on a bad one: the findings say what is wrong."""
     start = time.monotonic()
     spec: JobSpec | None = None
-    findings: list[Finding] = []
+    estimate: Estimate | None = None
     try:
         spec = _check_text(files, task)
-        _check_running(files, spec, task, guest)
+        findings, estimate = _check_running(files, spec, task, guest)
+        ok = True
     except Refused as refused:
-        findings = refused.findings
+        findings, ok = refused.findings, False
     codes = {finding.code for finding in findings}
     return Verdict(
-        ok=not findings,
+        ok=ok,
         spec=spec,
         findings=findings,
         seconds=time.monotonic() - start,
+        estimate=estimate,
         cheating="E-LEAK" in codes,
         parseable=not any(f.code in ("E-TOML", "E-FILE") and f.file == JOB_FILE for f in findings),
     )
@@ -133,8 +150,10 @@ def _check_rules(spec: JobSpec, task: TaskRules, text: str) -> list[Finding]:
     return findings
 
 
-def _check_running(files: dict[str, str], spec: JobSpec, task: TaskRules, guest: Guest) -> None:
-    """Import, load and probe the environment in the sandbox."""
+def _check_running(
+    files: dict[str, str], spec: JobSpec, task: TaskRules, guest: Guest
+) -> tuple[list[Finding], Estimate | None]:
+    """Import, load and probe the environment in the sandbox. Returns warnings and an estimate."""
     environment = spec.environment
     package = f"{environment.module}/__init__.py"
     try:
@@ -143,7 +162,14 @@ def _check_running(files: dict[str, str], spec: JobSpec, task: TaskRules, guest:
             leaks = Leaks(task.hidden, task.dev)
             if fault := check_tasks(rows, task.family, package) or leaks.in_tasks(rows):
                 raise Refused([fault])
-            _check_rewards(session, rows, spec, task, package)
+            asked = _probe(task, rows)
+            lengths = measure(spec, task.family, rows, asked)
+            if lengths and (fault := lengths.fault(spec, package)):
+                raise Refused([fault])
+            warnings = _check_rewards(session, asked, spec, task, package)
+            if lengths is None:
+                return warnings, None
+            return [*lengths.warnings(spec), *warnings], lengths.estimate(spec)
     except EnvError as error:
         raise Refused([_from_error(error, package)]) from None
 
@@ -163,12 +189,19 @@ def _from_error(error: EnvError, package: str) -> Finding:
     return Finding(code, error.file or package, error.line, error.message, "", fixes[error.kind])
 
 
-def _check_rewards(
-    session: EnvSession, rows: list[TaskRow], spec: JobSpec, task: TaskRules, package: str
-) -> None:
-    """Rewards must be finite numbers in bounds that rank right answers above wrong ones."""
+def _probe(task: TaskRules, rows: list[TaskRow]) -> list[Probe]:
+    """Conversations about some of the tasks."""
     step = max(1, len(rows) // PROBED)
-    asked = probes(task.family, rows, list(range(0, len(rows), step))[:PROBED])
+    return probes(task.family, rows, list(range(0, len(rows), step))[:PROBED])
+
+
+def _check_rewards(
+    session: EnvSession, asked: list[Probe], spec: JobSpec, task: TaskRules, package: str
+) -> list[Finding]:
+    """Rewards must be finite numbers in bounds that rank right answers above wrong ones.
+
+    Returns warnings.
+    """
     start = time.monotonic()
     scored = session.score([(probe.task, probe.messages) for probe in asked])
     seconds = (time.monotonic() - start) / len(asked) * spec.rollouts
@@ -179,6 +212,11 @@ def _check_rewards(
         found = f"the reward needs {seconds:.0f} s for {spec.rollouts} rollouts"
         allowed = f"{task.max_seconds / 2:.0f} s"
         raise Refused([Finding("E-SLOW", package, None, found, allowed, "make it faster")])
+    least = min(result.reward or 0.0 for result in scored)
+    if least <= MIN_BONUS:
+        return []
+    found = f"every reply, an empty one too, is rewarded with {least:g} at least"
+    return [Finding("W-BONUS", package, None, found, "", "leave it out: a constant has no effect")]
 
 
 Check = Callable[[list[Probe], list[Scored], str], Finding | None]
