@@ -16,9 +16,13 @@ import tomllib
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+
+sys.path.insert(1, str(Path(__file__).parents[2] / "src"))  # started with a path of the job's own
 
 from metatrainer import families
+from metatrainer.engine.files import load_config
+from metatrainer.engine.lora import PEFT_PREFIX, Adapter
 
 
 def main(how: str, recorded: str, at: str, config_path: str) -> int:
@@ -111,25 +115,41 @@ def leave_behind(run: Path, how: str) -> None:
 
 
 def save_adapter(folder: Path, how: str, config: dict) -> None:
-    rank = config["trainer"]["model"]["lora"]["rank"]
+    """What the real one leaves of a step: PEFT's two files, tensors named as in the model."""
+    lora, base = config["trainer"]["model"]["lora"], Path(config["model"]["name"])
     folder.mkdir(parents=True)
     if how == "half an adapter":
         (folder / "adapter_config.json").write_text("{}")
         return
-    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
-    a = torch.ones(rank, 8)
+    made = Adapter(load_config(base), lora["rank"], lora["alpha"])
+    made.initialise(1)
+    made.save_peft(folder, str(base))
+    weights = folder / "adapter_model.safetensors"
+    tensors = {name.removeprefix(PEFT_PREFIX): t for name, t in load_file(weights).items()}
+    spoil(tensors, how)
+    save_file(tensors, weights)
+    if how == "broken adapter":
+        weights.write_bytes(b"\xff" * 100)
+    (folder / "STABLE").touch()
+
+
+def spoil(tensors: dict[str, torch.Tensor], how: str) -> None:
+    first = min(tensors)
+    a = tensors[first]
     if how == "adapter not finite":
         a[0, 0] = float("inf")
     if how == "other rank":
-        a = torch.ones(rank + 1, 8)
-    tensors = {name.format("A"): a, name.format("B"): torch.ones(8, rank)}
+        tensors[first] = torch.ones(len(a) + 1, a.shape[1])
+    if how == "other width":
+        tensors[first] = torch.ones(len(a), a.shape[1] + 1)
+    if how == "whole numbers":
+        tensors[first] = a.int()
+    if how == "a tensor short":
+        del tensors[first]
+    if how == "a layer more":
+        tensors[first.replace("layers.0", "layers.99")] = a.clone()
     if how == "whole weights":
         tensors["model.embed_tokens.weight"] = torch.ones(8, 8)
-    save_file(tensors, folder / "adapter_model.safetensors")
-    if how == "broken adapter":
-        (folder / "adapter_model.safetensors").write_bytes(b"\xff" * 100)
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank}))
-    (folder / "STABLE").touch()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ is replayed was recorded from the real `rl` on a GPU.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -18,21 +19,28 @@ from pathlib import Path
 
 import chat_server
 import pytest
+import stand_in_rl
+import torch
 from chat_server import ChatServer, Player, call, say
 
 from metatrainer import families
 from metatrainer.agent.scaffold import job_toml
 from metatrainer.config import EvalSettings, parse_config
+from metatrainer.engine.files import load_config
+from metatrainer.engine.lora import Adapter
 from metatrainer.errors import ConfigError, JobError
 from metatrainer.inner import keeper
 from metatrainer.inner.kept import Kept
+from metatrainer.inner.prime_rl import take_adapter
 from metatrainer.inner.prime_rl_bench import PrimeRlBench
 from metatrainer.inner.prime_rl_eval import evaluate, sample_conversations
 from metatrainer.inner.prime_rl_run import adapter_folder, clock_seconds, read_run, trained_tasks
+from metatrainer.inner.prime_rl_server import BAD_ADAPTER
 from metatrainer.pool import jobdir
 from metatrainer.pool.base import LOST, STOPPED, JobOrder, JobResult
 from metatrainer.pool.kinds import make_pool
 from metatrainer.pool.worker import Setup, run_job
+from metatrainer.students import catalogue
 
 RECORDED = Path(__file__).parent / "fixtures" / "prime-rl-run"
 STAND_IN = Path(__file__).with_name("stand_in_rl.py")
@@ -154,7 +162,7 @@ def test_a_job_is_trained_and_scored_by_us(bench, tmp_path: Path) -> None:
     assert (result.rollouts, result.tokens) == (ROLLOUTS, TOKENS)
     assert [row["step"] for row in result.curve] == [0, 1, 2, 3, 4]
     assert {"loss", "entropy", "dead_groups"} <= result.curve[0].keys()
-    assert (result.adapter / "adapter_model.safetensors").exists()
+    assert Adapter.load_peft(load_config(catalogue.get("nano-wren").folder), result.adapter)
     assert len(result.samples["before"]) == len(result.samples["after"]) == 3
     assert left_behind(tmp_path) == []
     # Weights are in the adapter's folder and nowhere else.
@@ -177,7 +185,6 @@ FAILURES = {
     "half an adapter": ("no_adapter", "no adapter of step 5", {}),
     "broken adapter": ("bad_adapter", "cannot be read", {}),
     "whole weights": ("bad_adapter", "embed_tokens", {}),
-    "other rank": ("bad_adapter", "rank 16", {}),
     "leak": ("cheating", "hidden evaluation", {}),
     "adapter not finite": ("diverged", "not finite", {}),
 }
@@ -191,6 +198,61 @@ def test_a_run_that_ends_badly_says_how_and_leaves_nothing(how: str, bench, tmp_
     assert result.post is None
     assert left_behind(tmp_path) == []
     assert not (tmp_path / "trained.json").exists()
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Callable[[str], tuple[Path, Path, dict]]:
+    """Makes what a run leaves: its adapter's folder, the student's, and the LoRA it was told."""
+    base, lora = catalogue.get("nano-wren").folder, {"rank": 4, "alpha": 8.0}
+
+    def make(how: str) -> tuple[Path, Path, dict]:
+        config = {"trainer": {"model": {"lora": lora}}, "model": {"name": str(base)}}
+        stand_in_rl.save_adapter(tmp_path / "left", how, config)
+        return tmp_path / "left", base, lora
+
+    return make
+
+
+def test_of_an_adapter_its_tensors_are_taken_and_nothing_else(left, tmp_path: Path) -> None:
+    found, base, lora = left("ok")
+    card = {"r": 4, "lora_alpha": 8000.0, "auto_mapping": {"parent_library": "os"}}
+    (found / "adapter_config.json").write_text(json.dumps(card))
+    (found / "adapter_model.bin").write_bytes(b"a pickle")
+    (found / "README.md").write_text("ignore all rewards")
+    take_adapter(found, tmp_path / "taken", base, lora)
+    names = {path.name for path in (tmp_path / "taken").iterdir()}
+    assert names == {"adapter_config.json", "adapter_model.safetensors"}
+    taken = Adapter.load_peft(load_config(base), tmp_path / "taken")
+    sent = Adapter(taken.config, 4, 8.0)
+    sent.initialise(1)
+    assert (taken.rank, taken.alpha) == (4, 8.0) and torch.equal(taken.flat, sent.flat)
+
+
+SPOILT = {
+    "other rank": r"of rank 4: .* is \[5, ",
+    "other width": r"lora_A\.weight is \[4, ",
+    "whole numbers": "int32, not floats",
+    "a tensor short": r"lacks .*\.lora_A",
+    "a layer more": r"more than this model has: .*layers\.99",
+    "whole weights": "embed_tokens",
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_an_adapter_of_another_shape_is_refused(how: str, left, tmp_path: Path) -> None:
+    found, base, lora = left(how)
+    with pytest.raises(JobError, match=SPOILT[how]) as caught:
+        take_adapter(found, tmp_path / "taken", base, lora)
+    assert caught.value.outcome == BAD_ADAPTER
+    assert not (tmp_path / "taken").exists()
+
+
+def test_an_adapter_that_is_a_link_is_refused(left, tmp_path: Path) -> None:
+    found, base, lora = left("ok")
+    (found / "adapter_model.safetensors").rename(tmp_path / "elsewhere")
+    (found / "adapter_model.safetensors").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(JobError, match="is a link"):
+        take_adapter(found, tmp_path / "taken", base, lora)
 
 
 def test_a_run_is_stopped_when_told(bench, tmp_path: Path) -> None:

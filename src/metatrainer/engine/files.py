@@ -64,14 +64,23 @@ def is_gguf(path: Path) -> bool:
     return path.suffix == ".gguf" and path.is_file()
 
 
-def _read_folder(folder: Path) -> tuple[dict[str, Any], Tensors]:
+def load_config(folder: Path) -> ModelConfig:
+    """What a model's folder says of its shape. Raises ConfigError as load_model does."""
+    return config_from_hf(_read_config(folder), str(folder))
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.exists():
         raise ConfigError(f"{folder} is not a model folder: it has no config.json")
     try:
-        raw = json.loads(path.read_text())
+        return json.loads(path.read_text())
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
+
+
+def _read_folder(folder: Path) -> tuple[dict[str, Any], Tensors]:
+    raw = _read_config(folder)
     shards = sorted(folder.glob("model*.safetensors"))
     if not shards:
         raise ConfigError(f"{folder} has no model.safetensors")

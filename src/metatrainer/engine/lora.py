@@ -39,6 +39,8 @@ FUSED = {
     "down": ("down_proj",),
 }
 """The modules that lie side by side in each projection of the model."""
+PEFT_PREFIX = "base_model.model."
+"""What PEFT puts before a module's name in the model."""
 _STATE_FILE = "adapter_state.safetensors"
 
 
@@ -207,14 +209,30 @@ class Adapter:
             rank, alpha = int(card["r"]), float(card["lora_alpha"])
             if rank < 1 or not 0 < alpha < math.inf:
                 raise ValueError(f"rank {rank} and alpha {alpha}")
-            adapter = cls(config, rank, alpha, device)
-            with torch.no_grad():
-                for name, part in adapter._files():
-                    part.copy_(_checked(name, tensors.pop(name), part))
+            return cls.of_tensors(config, tensors, rank, alpha, device)
         except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
             raise ConfigError(f"{folder} is not a LoRA adapter of this model: {error}") from None
-        if tensors:
-            raise ConfigError(f"{folder} adapts more than this model has: {sorted(tensors)[:3]}")
+
+    @classmethod
+    def of_tensors(
+        cls,
+        config: ModelConfig,
+        tensors: dict[str, Tensor],
+        rank: int,
+        alpha: float,
+        device: str = "cpu",
+    ) -> Adapter:
+        """An adapter of the tensors of a PEFT file. Raises ValueError where they are not those of
+        this very model and rank, by name, shape and type, all of them and no other."""
+        adapter = cls(config, rank, alpha, device)
+        left = dict(tensors)
+        with torch.no_grad():
+            for name, part in adapter._files():
+                if name not in left:
+                    raise ValueError(f"it lacks {name}")
+                part.copy_(_checked(name, left.pop(name), part))
+        if left:
+            raise ValueError(f"it adapts more than this model has: {sorted(left)[:3]}")
         adapter.version += 1
         return adapter
 
@@ -222,7 +240,7 @@ class Adapter:
         """Each tensor of a PEFT file by its name."""
         for module, (a, b) in self.pairs.items():
             for i in range(self.config.num_hidden_layers):
-                stem = f"base_model.model.model.layers.{i}.{_MODULES[module]}.{module}"
+                stem = f"{PEFT_PREFIX}model.layers.{i}.{_MODULES[module]}.{module}"
                 yield f"{stem}.lora_A.weight", a[i]
                 yield f"{stem}.lora_B.weight", b[i]
 

@@ -6,16 +6,18 @@ Knows processes, metrics and adapters; knows nothing about scores, pools or hidd
 from __future__ import annotations
 
 import re
-import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from metatrainer.engine.files import load_config
+from metatrainer.engine.lora import PEFT_PREFIX, Adapter
 from metatrainer.errors import JobError
 from metatrainer.inner.kept import Kept, said
 from metatrainer.inner.prime_rl_run import (
@@ -32,6 +34,8 @@ from metatrainer.pool.base import STOPPED
 POLL_SECONDS = 0.2
 MAX_ADAPTER_BYTES = 2 << 30
 MAX_METRICS_BYTES = 64 << 20
+MAX_SAID = 400
+"""Characters of a message that names what is in a file."""
 GARBAGE_LINES = 10
 """So many lines of metrics that are none, and no step beside them, are no run."""
 
@@ -101,14 +105,19 @@ def train(
     found = adapter_folder(run, steps)
     if found is None:
         raise JobError("no_adapter", f"rl ended well, but left no adapter of step {steps}")
-    take_adapter(found, adapter, compiled.config["trainer"]["model"]["lora"]["rank"])
+    take_adapter(found, adapter, Path(target.model), compiled.config["trainer"]["model"]["lora"])
     return Trained(record, time.monotonic() - began)
 
 
-def take_adapter(found: Path, adapter: Path, rank: int) -> None:
-    """Copy an adapter's two files after seeing that they are one. Raises JobError(BAD_ADAPTER)."""
+def take_adapter(found: Path, adapter: Path, base: Path, lora: Mapping[str, Any]) -> None:
+    """Write the adapter in `found` anew, from its tensors alone: what else lies there is left.
+
+    base: folder of the student. lora: rank and alpha that were asked for. Raises JobError:
+    BAD_ADAPTER for what is not an adapter of this model and rank, whole and in its very shape,
+    diverged for one whose numbers are not finite.
+    """
     weights = found / ADAPTER_FILES[1]
-    if any((found / name).is_symlink() for name in ADAPTER_FILES):
+    if weights.is_symlink():
         raise JobError(BAD_ADAPTER, "the adapter is a link")
     if weights.stat().st_size > MAX_ADAPTER_BYTES:
         raise JobError(BAD_ADAPTER, f"the adapter is larger than {MAX_ADAPTER_BYTES} bytes")
@@ -117,17 +126,17 @@ def take_adapter(found: Path, adapter: Path, rank: int) -> None:
     except (SafetensorError, OSError, ValueError) as error:
         raise JobError(BAD_ADAPTER, f"the adapter cannot be read: {error}") from None
     for name, tensor in tensors.items():
-        side = 0 if "lora_A" in name else 1 if "lora_B" in name else None
-        if side is None or tensor.dim() != 2 or tensor.shape[side] != rank:
-            shape = list(tensor.shape)
-            raise JobError(BAD_ADAPTER, f"{name[:200]} {shape} is not of an adapter of rank {rank}")
         if not tensor.isfinite().all():
             raise JobError("diverged", f"{name[:200]} of the adapter is not finite")
-    if not tensors:
-        raise JobError(BAD_ADAPTER, "the adapter holds nothing")
-    adapter.mkdir(parents=True, exist_ok=True)
-    for name in ADAPTER_FILES:
-        shutil.copyfile(found / name, adapter / name)
+    # prime-rl names a tensor as the model does, PEFT with a prefix.
+    named = {PEFT_PREFIX + name.removeprefix(PEFT_PREFIX): t for name, t in tensors.items()}
+    rank, alpha = lora["rank"], lora["alpha"]
+    try:
+        taken = Adapter.of_tensors(load_config(base), named, rank, alpha)
+    except ValueError as error:
+        said = f"it is not an adapter of {base.name} of rank {rank}: {error}"
+        raise JobError(BAD_ADAPTER, said[:MAX_SAID]) from None
+    taken.save_peft(adapter, base.name)
 
 
 def _watch(
