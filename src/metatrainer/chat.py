@@ -29,6 +29,8 @@ from typing import Any
 
 from metatrainer.errors import ConfigError
 
+NANO = "nano"
+"""The format's name among renderers."""
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = ("<|endoftext|>", IM_START, IM_END)
 PLAIN_TOKENS = (

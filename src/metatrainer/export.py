@@ -19,7 +19,7 @@ from metatrainer.config import RunSettings
 from metatrainer.errors import ConfigError, MetatrainerError
 from metatrainer.ledger import Ledger
 from metatrainer.outer import checkpoints
-from metatrainer.outer.loop import KEY
+from metatrainer.outer.preflight import KEY
 from metatrainer.report.summary import Summary, summarise
 from metatrainer.report.text import duration, headline
 from metatrainer.rundir import RunDir

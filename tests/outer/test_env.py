@@ -50,6 +50,10 @@ class Heard(Silent):
     def __init__(self):
         self.episodes: list[str] = []
         self.steps: list[tuple[int, float]] = []
+        self.messages: list[str] = []
+
+    def message(self, text):
+        self.messages.append(text)
 
     def episode_finished(self, id, terms):
         self.episodes.append(id)

@@ -10,6 +10,7 @@ import pytest
 from metatrainer.errors import LedgerError
 from metatrainer.ledger import Ledger
 from metatrainer.report.summary import Summary, estimate, summarise
+from metatrainer.report.text import headline
 
 
 def summary_of(folder: Path) -> Summary:
@@ -20,7 +21,7 @@ def summary_of(folder: Path) -> Summary:
 def test_the_json_has_the_promised_keys_and_no_others(make_run) -> None:
     report = summary_of(make_run(steps=6, planned=6)).as_json()
     assert list(report) == [
-        "run", "preset", "steps", "episodes", "seconds", "jobs", "reward", "quality",
+        "run", "preset", "steps", "episodes", "errored", "seconds", "jobs", "reward", "quality",
         "validation", "heldout", "students_chosen", "usd", "learned",
     ]  # fmt: skip
     assert set(report["jobs"]) == {"submitted", "succeeded", "crashed", "utilisation"}
@@ -30,6 +31,21 @@ def test_the_json_has_the_promised_keys_and_no_others(make_run) -> None:
     assert set(report["heldout"]) == {"triage"}
     assert set(report["heldout"]["triage"]) == {"before", "after", "n"}
     assert json.loads(json.dumps(report, allow_nan=False)) == report
+
+
+def test_an_episode_whose_job_was_lost_is_in_no_mean(make_run) -> None:
+    folder = make_run(steps=1, planned=1)
+    before = summary_of(folder)
+    with Ledger(folder / "ledger.sqlite") as ledger:
+        for phase in ("train", "heldout_after"):
+            ledger.open_episode(f"{phase}-lost", phase, 0, 0, 99, "triage")
+            ledger.finish_episode(f"{phase}-lost", 1, 0, 0, 0.35, "lost", None, None, "w", 1.0)
+    after = summary_of(folder)
+    assert (before.errored, after.errored) == (0, 2)
+    assert after.episodes == before.episodes + 2
+    assert after.reward == before.reward
+    assert after.heldout["triage"] == before.heldout["triage"]
+    assert "(2 without a reward)" in headline(after)
 
 
 def test_the_numbers_are_those_of_the_ledger(tmp_path: Path) -> None:

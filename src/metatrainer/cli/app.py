@@ -97,6 +97,7 @@ def train(
     """
     from metatrainer import rundir
     from metatrainer.config import check_names, load_config
+    from metatrainer.outer import preflight
     from metatrainer.sandbox.unwalled import has_walls
 
     if (config is None) == (resume is None):
@@ -105,6 +106,7 @@ def train(
         resolved = load_config(config, settings)
         check_names(resolved)
         has_walls(resolved.unsafe_without_sandbox)
+        preflight.check(resolved)
         run = rundir.create(resolved, run_dir)
     else:
         if settings or run_dir:
@@ -112,6 +114,7 @@ def train(
         run = rundir.find(str(resume))
         check_names(run.settings)
         has_walls(run.settings.unsafe_without_sandbox)
+        preflight.check(run.settings)
     _train(run, resume=resume is not None)
 
 

@@ -20,6 +20,7 @@ from metatrainer.config import RunSettings
 from metatrainer.episode import EpisodeId, Reply
 from metatrainer.errors import ConfigError
 from metatrainer.ledger import Ledger
+from metatrainer.outer import handled
 from metatrainer.outer.conversation import Conversation
 from metatrainer.outer.plan import Planned, training_step
 from metatrainer.outer.replay import now_playing
@@ -107,14 +108,18 @@ class EpisodeEnv(types.Env):
         self.terms = await self._episode.outcome()
         if (id := str(self._planned.id)) not in self._stage.over:
             self._stage.progress.episode_finished(id, self.terms)
+        lost = handled.errored(self.terms.outcome)
         metrics = {
             "validation": self.terms.validation,
             "quality": self.terms.quality,
             "speed": self.terms.speed,
             "context_overflow": float(overflow),
+            "errored": float(lost),
         }
         nothing = tinker.ModelInput.empty()
-        return types.StepResult(self.terms.total, True, nothing, self._stop, metrics)
+        # The reward of one that errored comes from its group.
+        own = 0.0 if lost else self.terms.total
+        return types.StepResult(own, True, nothing, self._stop, metrics)
 
     def _fits(self) -> bool:
         context = self._stage.context
@@ -141,9 +146,13 @@ class EpisodeGroup(types.EnvGroupBuilder):
     async def compute_group_rewards(
         self, trajectory_group: list[types.Trajectory], env_group: Sequence[types.Env]
     ) -> list[tuple[float, types.Metrics]]:
-        """Nothing on top of the episodes' own rewards."""
-        self._finished([env.terms for env in env_group])
-        return [(0.0, {}) for _ in trajectory_group]
+        """Nothing on top of the episodes' own rewards, but for those that errored."""
+        terms = [env.terms for env in env_group]
+        self._finished(terms)
+        return [
+            (reward if handled.errored(own.outcome) else 0.0, {})
+            for own, reward in zip(terms, handled.rewards(terms))
+        ]
 
     def logging_tags(self) -> list[str]:
         return [self._planned[0].family]
@@ -198,16 +207,21 @@ class _Count:
 
     def _finish(self) -> None:
         seconds = time.monotonic() - self._began
-        mean = sum(t.total for t in self._terms) / len(self._terms)
-        terms = MeanTerms.of(self._terms)
+        counted = [t for t in self._terms if not handled.errored(t.outcome)]
+        mean = sum(t.total for t in counted) / max(1, len(counted))
+        terms = MeanTerms.of(counted)
         outcomes = [t.outcome for t in self._terms]
         alerts = alerts_after(self._ledger, self._step)
+        by_policy = handled.of_step(self._ledger, self._step)
         metrics = {
             **asdict(terms),
             "outcomes": {word: outcomes.count(word) for word in sorted(set(outcomes))},
+            "handled": asdict(by_policy),
             "alerts": {alert.kind: alert.text for alert in alerts},
         }
         if self._ledger.finish_step(self._step, mean, json.dumps(metrics), seconds):
             self._progress.step_finished(self._step, mean, terms, seconds)
+            if told := str(by_policy):
+                self._progress.message(f"step {self._step}: {told}")
             for alert in alerts:
                 self._progress.message(f"alert at step {alert.step}: {alert.kind}, {alert.text}")

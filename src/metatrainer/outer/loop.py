@@ -8,7 +8,6 @@ tinker-cookbook, which takes seconds to import, is imported when a run starts.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,17 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metatrainer.config import RunSettings
-from metatrainer.errors import ConfigError
+from metatrainer.errors import AgentError, ConfigError
 from metatrainer.ledger import Ledger
 from metatrainer.outer import checkpoints, plan
 from metatrainer.pool.base import Pool
 from metatrainer.progress import Progress, Silent
+from metatrainer.shown import one_line
 
 if TYPE_CHECKING:
     from metatrainer.outer.env import EpisodeMaker, Stage
     from metatrainer.outer.replay import Recorder
-
-KEY = "TINKER_API_KEY"
 
 
 async def train(
@@ -201,7 +199,7 @@ async def _context(service: Any, model: str) -> int | None:
 def _opened(settings: RunSettings, run_dir: Path) -> Iterator[Any]:
     """The Tinker service that the settings name."""
     if settings.agent.backend == "tinker":
-        yield _hosted()
+        yield from _hosted()
         return
     from metatrainer.students import catalogue
     from metatrainer.tinker.client import ServiceClient
@@ -214,15 +212,15 @@ def _opened(settings: RunSettings, run_dir: Path) -> Iterator[Any]:
         service.close()
 
 
-def _hosted() -> Any:
-    if not os.environ.get(KEY):
-        raise ConfigError(
-            f'agent.backend is "tinker", which needs an API key in {KEY}; set it, '
-            'or use agent.backend = "embedded"'
-        )
+def _hosted() -> Iterator[Any]:
     import tinker
 
-    return tinker.ServiceClient(user_metadata={"recipe_name": "metatrainer"})
+    from metatrainer.outer import preflight
+
+    try:
+        yield preflight.hosted()
+    except tinker.TinkerError as error:
+        raise AgentError(f"the Tinker service failed: {one_line(str(error), 300)}") from error
 
 
 def _engine(folder: Path) -> Any:

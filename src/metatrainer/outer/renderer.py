@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tinker
-from tinker_cookbook import renderers
+from tinker_cookbook import model_info, renderers
+from tinker_cookbook.exceptions import ConfigurationError, RendererError
 from tinker_cookbook.renderers.base import (
     Message,
     ParseTermination,
@@ -23,9 +24,9 @@ from tinker_cookbook.renderers.base import (
 from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer
 
 from metatrainer import chat
-from metatrainer.chat import ChatFormat, Turn
-
-NANO = "nano"
+from metatrainer.chat import NANO, ChatFormat, Turn
+from metatrainer.errors import ConfigError
+from metatrainer.shown import one_line
 
 
 class NanoRenderer(Qwen3InstructRenderer):
@@ -67,9 +68,50 @@ def register() -> None:
 
 
 def get(name: str, tokenizer: Any) -> Renderer:
-    """The renderer of a name, nano included."""
+    """The renderer of a name, nano included, which fits the tokenizer.
+
+    Raises ConfigError for an unknown name, and for a renderer whose tokens the tokenizer does not
+    have or that has no tools.
+    """
     register()
-    return renderers.get_renderer(name, tokenizer)
+    try:
+        found = renderers.get_renderer(name, tokenizer)
+        stops = found.get_stop_sequences()
+        prefix = found.create_conversation_prefix_with_tools([_TOOL])
+        found.build_generation_prompt([*prefix, Message(role="user", content="")])
+    except RendererError:
+        raise ConfigError(
+            f'agent.renderer: unknown {name!r}; valid: "{NANO}", and those of tinker-cookbook, as '
+            '"qwen3", "qwen3_5" or "gpt_oss_medium_reasoning"'
+        ) from None
+    except Exception as error:  # each renderer has its own way to fail on a tokenizer of others
+        raise _unfit(name, f"{type(error).__name__}: {error}") from None
+    unknown = tokenizer.unk_token_id
+    if not stops or any(stop is None or stop == unknown for stop in stops):
+        raise _unfit(name, "the tokenizer lacks the token that ends a message")
+    return found
+
+
+def recommended(name: str, model: str) -> None:
+    """See that a renderer is one for a model that tinker-cookbook knows. Raises ConfigError."""
+    try:
+        fitting = model_info.get_recommended_renderer_names(model)
+    except (ConfigurationError, LookupError, ValueError):
+        return  # a model it does not know; the tokenizer will tell
+    if name not in fitting:
+        raise ConfigError(
+            f"agent.renderer: {name!r} is not for {model}; use {' or '.join(map(repr, fitting))}"
+        )
+
+
+_TOOL = ToolSpec(name="look", description="", parameters={"type": "object", "properties": {}})
+
+
+def _unfit(name: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"agent.renderer: {name!r} does not fit the model's tokenizer, or has no tools; choose the "
+        f"one of the model's family ({one_line(why, 200)})"
+    )
 
 
 def text_of(message: Message) -> str:

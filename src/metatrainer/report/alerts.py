@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from metatrainer.ledger import Ledger
+from metatrainer.pool.base import LOST
 from metatrainer.report.entropy import entropy, surprises
 
 DEAD_GROUPS = 0.5
@@ -22,7 +23,7 @@ SURE = 0.2
 """Entropy of the agent's tokens below this part of the first step's: it has stopped exploring."""
 ENOUGH = 8
 """Episodes, or jobs, below which shares say nothing."""
-FAULT_OUTCOMES = frozenset({"crashed", "lost", "timeout", "env_error"})
+FAULT_OUTCOMES = frozenset({"crashed", LOST, "timeout", "env_error"})
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def alerts_of_step(
     found: list[Alert] = []
     if len(episodes) < ENOUGH:
         return found
-    rewards = {episode.total for episode in episodes}
+    rewards = {episode.total for episode in episodes if episode.outcome != LOST}
     if len(rewards) == 1:
         text = f"all {len(episodes)} rewards are {rewards.pop():.3f}: there is no gradient at all"
         return [Alert(step, "collapsed", text)]
@@ -110,8 +111,8 @@ def alerts_of_step(
 
 
 def dead_groups(episodes: Sequence[Played]) -> float:
-    """Share of groups whose rewards are all equal."""
+    """Share of groups whose rewards are all equal. A lost job is no reward."""
     rewards: dict[int, set[float]] = defaultdict(set)
     for episode in episodes:
-        rewards[episode.group].add(episode.total)
-    return sum(len(values) == 1 for values in rewards.values()) / max(1, len(rewards))
+        rewards[episode.group] |= set() if episode.outcome == LOST else {episode.total}
+    return sum(len(values) < 2 for values in rewards.values()) / max(1, len(rewards))

@@ -16,6 +16,7 @@ from metatrainer.config import MoneySettings
 from metatrainer.errors import LedgerError
 from metatrainer.ledger import EpisodeRow, EvalRow, Ledger
 from metatrainer.money import Spending, spending
+from metatrainer.pool.base import LOST
 from metatrainer.report.learned import Learned, Table, learned
 
 TERMS = ("validation", "quality", "speed")
@@ -91,6 +92,8 @@ class Summary:
     steps: int
     steps_planned: int | None
     episodes: int
+    errored: int
+    """Of them, those whose job was lost for good: they count in no mean."""
     seconds: float
     jobs: Jobs
     reward: Series
@@ -108,6 +111,7 @@ class Summary:
             "preset": self.preset,
             "steps": self.steps,
             "episodes": self.episodes,
+            "errored": self.errored,
             "seconds": round(self.seconds, 1),
             "jobs": {
                 "submitted": self.jobs.submitted,
@@ -159,7 +163,9 @@ def summarise(ledger: Ledger, table: Table | None = None) -> Summary:
         spent = spending(ledger, prices)
         held = ledger.query(_HELD)
         written = learned(ledger, table)
-    trained = [row for row in done if row.phase == "train"]
+    # A job that was lost for good says nothing about its agent.
+    counted = [row for row in done if row.outcome != LOST]
+    trained = [row for row in counted if row.phase == "train"]
     ended = Counter(job.outcome == "ok" for job in jobs if job.done)
     return Summary(
         run=run.id,
@@ -167,6 +173,7 @@ def summarise(ledger: Ledger, table: Table | None = None) -> Summary:
         steps=len(steps),
         steps_planned=json.loads(run.config).get("outer", {}).get("steps"),
         episodes=len(done),
+        errored=len(done) - len(counted),
         seconds=seconds,
         jobs=Jobs(
             submitted=len(jobs),
@@ -176,7 +183,7 @@ def summarise(ledger: Ledger, table: Table | None = None) -> Summary:
         ),
         reward=_series(trained, steps, "total"),
         terms={term: _series(trained, steps, term) for term in TERMS},
-        heldout=_heldout(done, family_of),
+        heldout=_heldout(counted, family_of),
         students_chosen=dict(Counter(job.student for job in jobs).most_common()),
         baselines=baselines,
         spending=spent,

@@ -49,8 +49,9 @@ def headline(summary: Summary) -> str:
     planned = summary.steps_planned
     steps = f"{summary.steps} of {planned}" if planned not in (None, summary.steps) else planned
     jobs = summary.jobs
+    lost = f" ({summary.errored} without a reward)" if summary.errored else ""
     return (
-        f"{steps or summary.steps} steps, {summary.episodes} episodes, {jobs.submitted} jobs"
+        f"{steps or summary.steps} steps, {summary.episodes} episodes{lost}, {jobs.submitted} jobs"
         f" ({jobs.succeeded} succeeded, {jobs.crashed} crashed), {duration(summary.seconds)}"
         + (f", slots {jobs.utilisation:.0%} full" if jobs.utilisation is not None else "")
     )
