@@ -86,8 +86,9 @@ def validate(files: dict[str, str], task: TaskRules, guest: Guest) -> Verdict:
     spec: JobSpec | None = None
     estimate: Estimate | None = None
     try:
-        spec = _check_text(files, task)
-        findings, estimate = _check_running(files, spec, task, guest)
+        leaks = Leaks(task.hidden, task.dev)
+        spec = _check_text(files, task, leaks)
+        findings, estimate = _check_running(files, spec, task, leaks, guest)
         ok = True
     except Refused as refused:
         findings, ok = refused.findings, False
@@ -103,7 +104,7 @@ def validate(files: dict[str, str], task: TaskRules, guest: Guest) -> Verdict:
     )
 
 
-def _check_text(files: dict[str, str], task: TaskRules) -> JobSpec:
+def _check_text(files: dict[str, str], task: TaskRules, leaks: Leaks) -> JobSpec:
     """Everything that needs no code to run."""
     if JOB_FILE not in files:
         raise Refused([Finding("E-FILE", JOB_FILE, None, "is missing", "", "write job.toml")])
@@ -121,7 +122,7 @@ def _check_text(files: dict[str, str], task: TaskRules) -> JobSpec:
     findings += check_source(files)
     if findings:
         raise Refused(findings)
-    if leak := Leaks(task.hidden, task.dev).in_files(files):
+    if leak := leaks.in_files(files):
         raise Refused([leak])
     return spec
 
@@ -151,7 +152,7 @@ def _check_rules(spec: JobSpec, task: TaskRules, text: str) -> list[Finding]:
 
 
 def _check_running(
-    files: dict[str, str], spec: JobSpec, task: TaskRules, guest: Guest
+    files: dict[str, str], spec: JobSpec, task: TaskRules, leaks: Leaks, guest: Guest
 ) -> tuple[list[Finding], Estimate | None]:
     """Import, load and probe the environment in the sandbox. Returns warnings and an estimate."""
     environment = spec.environment
@@ -159,7 +160,6 @@ def _check_running(
     try:
         with guest.session(files, environment.module, environment.args, CALL_SECONDS) as session:
             rows = session.load()
-            leaks = Leaks(task.hidden, task.dev)
             if fault := check_tasks(rows, task.family, package) or leaks.in_tasks(rows):
                 raise Refused([fault])
             asked = _probe(task, rows)
