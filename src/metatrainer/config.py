@@ -102,12 +102,12 @@ class EvalSettings(Settings):
 class PoolSettings(Settings):
     """Where jobs run."""
 
-    kind: Literal["local", "ray"] = "local"
+    kind: Literal["local", "ray", "runpod"] = "local"
     """local: worker processes on this machine. ray: actors on the nodes of a Ray cluster, which all
-    see the run's folder."""
-    workers: int | None = Field(None, ge=1)
-    """Worker processes; left out, one for each GPU, or else for each core. A cluster does not say:
-    give their number."""
+    see the run's folder. runpod: a rented pod for each worker."""
+    workers: int | None = Field(None, ge=1, le=99)
+    """Worker processes; left out, one for each GPU, or else for each core. Elsewhere than on this
+    machine their number has to be given."""
     address: str | None = None
     """Address of a Ray cluster's head; left out, that of RAY_ADDRESS."""
     packed: int = Field(4, ge=1, le=64)
@@ -118,7 +118,36 @@ class PoolSettings(Settings):
     def _cluster_has_workers(self) -> PoolSettings:
         if self.kind == "ray" and self.workers is None:
             raise ValueError('kind "ray" needs workers: how many of them the cluster\'s nodes take')
+        if self.kind == "runpod" and self.workers is None:
+            raise ValueError('kind "runpod" needs workers: how many pods are rented')
         return self
+
+
+class RunpodSettings(Settings):
+    """The pods that pool.kind "runpod" rents, one for each worker."""
+
+    gpus: tuple[str, ...] = ()
+    """GPU types that will do, by Runpod's ids. Those in stock are tried from the cheapest on."""
+    cloud: Literal["SECURE", "COMMUNITY"] = "SECURE"
+    """Runpod's own data centres, or machines of others."""
+    image: str = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"
+    """Container image; it has to start an sshd that takes the key in PUBLIC_KEY."""
+    disk_gb: int = Field(100, ge=1)
+    """Disk of a pod."""
+    python: str = "python3"
+    """The pod's Python that runs metatrainer, whose source is brought along."""
+    prepare: str = ""
+    """Shell script that is run once on a new pod, in the folder that holds src/ with the source."""
+    prepare_seconds: float = Field(1800.0, gt=0)
+    """What that may take."""
+    boot_seconds: float = Field(900.0, gt=0)
+    """From renting a pod until its sshd answers; past it the pod is ended."""
+    idle_seconds: float = Field(1200.0, gt=0)
+    """A pod that has had no job for so long is ended; the next job rents another."""
+    deadman_seconds: float = Field(1200.0, ge=1)
+    """A pod that has heard nothing of its controller for so long ends itself."""
+    url: str = "https://api.runpod.io/v2"
+    """Where the service is."""
 
 
 class InnerSettings(Settings):
@@ -144,7 +173,8 @@ class MoneySettings(Settings):
     """What things cost and what a run may spend, in US dollars."""
 
     usd_per_slot_hour: float = Field(0.0, ge=0)
-    """Price of one slot for an hour; 0 for a machine that is there anyway."""
+    """Price of one slot for an hour; 0 for a machine that is there anyway. Of pods that are rented,
+    the most that one may cost for each of its slots."""
     usd_per_million_prompt_tokens: float | None = Field(None, ge=0)
     """Price of what a hosted agent reads; left out, it is not counted."""
     usd_per_million_sampled_tokens: float | None = Field(None, ge=0)
@@ -155,6 +185,8 @@ class MoneySettings(Settings):
     """What the run may cost in all; past it nothing more begins. Left out, no limit."""
     max_usd_per_hour: float | None = Field(None, gt=0)
     """What all slots together may cost an hour."""
+    max_pods: int | None = Field(None, ge=1)
+    """Rented pods that may be there at a time."""
 
 
 class RunSettings(Settings):
@@ -180,6 +212,7 @@ class RunSettings(Settings):
     reward: RewardConfig = RewardConfig()
     inner: InnerSettings = InnerSettings()
     pool: PoolSettings = PoolSettings()
+    runpod: RunpodSettings = RunpodSettings()
     money: MoneySettings = MoneySettings()
     unsafe_without_sandbox: bool = False
     """Run agent-written code even where no sandbox can be had. It can then read and change all that
@@ -193,6 +226,16 @@ class RunSettings(Settings):
             raise ValueError(
                 'inner.trainer "prime-rl" runs one job on a slot and has as many slots as it has '
                 "GPUs for: set pool.packed=1 and pool.workers"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _pods_have_a_kind_and_a_price(self) -> RunSettings:
+        if self.pool.kind == "runpod" and not self.runpod.gpus:
+            raise ValueError('pool.kind "runpod" needs runpod.gpus: the GPU types that will do')
+        if self.pool.kind == "runpod" and not self.money.usd_per_slot_hour:
+            raise ValueError(
+                'pool.kind "runpod" needs money.usd_per_slot_hour: the most that a slot may cost'
             )
         return self
 
@@ -244,7 +287,7 @@ def check_names(settings: RunSettings) -> None:
         with _blaming("agent.model"):
             catalogue.get(agent.model, "agent")
     money.check(settings)
-    kinds.check(settings.pool)
+    kinds.check(settings)
 
 
 def to_toml(settings: RunSettings) -> str:

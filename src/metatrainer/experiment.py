@@ -32,7 +32,7 @@ async def run(settings: RunSettings, run_dir: RunDir, *, resume: bool, progress:
     """Begin a run, or go on with it, and bring it to its end."""
     with Ledger(run_dir.ledger) as ledger:
         hidden_seed = enter(ledger, run_dir.name, settings)
-        async with staff(settings, hidden_seed) as (pool, validator):
+        async with staff(settings, hidden_seed, ledger) as (pool, validator):
             make_episode = episode_maker(settings, run_dir.path, ledger, pool, validator)
             await loop.train(
                 settings,
@@ -83,13 +83,13 @@ class _Part(Protocol):
 
 @asynccontextmanager
 async def staff(
-    settings: RunSettings, hidden_seed: int, sandboxes: int = 2
+    settings: RunSettings, hidden_seed: int, ledger: Ledger, sandboxes: int = 2
 ) -> AsyncIterator[tuple[WorkerPool, Validator]]:
     """What episodes need, started: the pool that runs their jobs, the validator before it.
 
-    sandboxes: of the validator.
+    ledger: gets what the pool rents. sandboxes: of the validator.
     """
-    pool = make_pool(settings, hidden_seed)
+    pool = make_pool(settings, hidden_seed, ledger)
     validator = Validator(sandboxes, settings.unsafe_without_sandbox)
     async with running(pool), running(validator):
         yield pool, validator

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from metatrainer.errors import LedgerError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 NO_POST_SCORE = -1.0
 """What CSV exports print where a job has no post score. Never stored, never a reward."""
 
@@ -127,6 +127,16 @@ CREATE TABLE eval (
     high REAL NOT NULL,
     seconds REAL NOT NULL,
     PRIMARY KEY (scope, student, family)
+) STRICT;
+-- A machine that was rented for the run. billed: dollars on the provider's bill, once asked for.
+CREATE TABLE pod (
+    id TEXT PRIMARY KEY,
+    name TEXT NOT NULL,
+    gpu TEXT NOT NULL,
+    usd_per_hour REAL NOT NULL CHECK (usd_per_hour >= 0),
+    began REAL NOT NULL,
+    ended REAL CHECK (ended >= began),
+    billed REAL
 ) STRICT;
 CREATE TABLE step (
     n INTEGER PRIMARY KEY,
@@ -235,6 +245,19 @@ class EvalRow:
     low: float
     high: float
     seconds: float
+
+
+@dataclass(frozen=True)
+class PodRow:
+    """Times are Unix times; ended is None while it is paid for."""
+
+    id: str
+    name: str
+    gpu: str
+    usd_per_hour: float
+    began: float
+    ended: float | None
+    billed: float | None
 
 
 @dataclass(frozen=True)
@@ -443,6 +466,20 @@ class Ledger:
         """Enter an outer update that is done."""
         return self._insert("step", (step, mean_reward, metrics_json, seconds))
 
+    def record_pod(self, id: str, name: str, gpu: str, usd_per_hour: float) -> bool:
+        """Enter a rented machine, from now on paid for."""
+        return self._insert("pod", (id, name, gpu, usd_per_hour, time.time(), None, None))
+
+    def end_pod(self, id: str) -> bool:
+        """Enter that a rented machine is not paid for any more."""
+        # A clock that was set back makes no negative bill.
+        sql = "UPDATE pod SET ended = max(began, ?) WHERE id = ? AND ended IS NULL"
+        return self._write(sql, (time.time(), id))
+
+    def bill_pod(self, id: str, usd: float) -> bool:
+        """Enter what the provider's bill says of a machine; the newest counts."""
+        return self._write("UPDATE pod SET billed = ? WHERE id = ?", (usd, id))
+
     # -- reading ----------------------------------------------------------------------------
 
     def run(self) -> RunRow | None:
@@ -516,6 +553,10 @@ class Ledger:
         """All scores, or those of one scope."""
         sql = "SELECT * FROM eval WHERE ? IN (scope, '') ORDER BY rowid"
         return self._rows(EvalRow, sql, scope or "")
+
+    def pods(self) -> list[PodRow]:
+        """Every machine that was rented for the run."""
+        return self._rows(PodRow, "SELECT * FROM pod ORDER BY rowid")
 
     def steps(self) -> list[StepRow]:
         return self._rows(StepRow, "SELECT * FROM step ORDER BY n")

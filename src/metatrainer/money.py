@@ -6,12 +6,13 @@ nothing about who sells slots or tokens. All amounts are US dollars.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from metatrainer.config import MoneySettings, RunSettings
 from metatrainer.errors import BudgetError, ConfigError
-from metatrainer.ledger import Ledger
+from metatrainer.ledger import Ledger, PodRow
 from metatrainer.pool.base import longest_seconds, slots_of
 
 _HOUR = 3600.0
@@ -33,6 +34,8 @@ class Spending:
     """The part of it that went into attempts that were lost."""
     baselines: float = 0.0
     """Slots' time for the untrained students."""
+    pods: float = 0.0
+    """Rented pods' time, whether jobs ran on them or not; the two above are parts of it."""
     tokens: float = 0.0
     """The agent's tokens: prompts, samples and training."""
     jobs_paid: int = 0
@@ -42,7 +45,8 @@ class Spending:
 
     @property
     def total(self) -> float:
-        return self.jobs + self.baselines + self.tokens
+        # A pod is paid for while it boots and waits, too.
+        return max(self.jobs + self.baselines, self.pods) + self.tokens
 
     @property
     def per_job(self) -> float | None:
@@ -63,6 +67,11 @@ def check(settings: RunSettings) -> None:
         raise ConfigError(
             f"money.max_usd_per_hour is {money.max_usd_per_hour:g}, and {slots_of(settings.pool)}"
             f" slots cost {rate:g} an hour; take fewer workers or raise the cap"
+        )
+    if money.max_pods is not None and (settings.pool.workers or 1) > money.max_pods:
+        raise ConfigError(
+            f"money.max_pods is {money.max_pods} and pool.workers {settings.pool.workers}; take"
+            " fewer workers or raise the cap"
         )
     if settings.agent.backend == "tinker":
         check_prices(money, _TOKEN_PRICES)
@@ -91,12 +100,39 @@ def admit_episode(ledger: Ledger, settings: RunSettings) -> None:
     _admit(ledger, settings, 0.0)
 
 
+def admit_pod(
+    ledger: Ledger, settings: RunSettings, there: Sequence[float], usd_per_hour: float
+) -> None:
+    """Ask whether one more pod may be rented. Raises BudgetError.
+
+    there: what the run's pods that are there already cost an hour.
+    """
+    money = settings.money
+    rate = sum(there) + usd_per_hour
+    if money.max_pods is not None and len(there) >= money.max_pods:
+        raise BudgetError(f"money.max_pods is {money.max_pods}, and so many pods are there already")
+    if money.max_usd_per_hour is not None and rate > money.max_usd_per_hour:
+        raise BudgetError(
+            f"money.max_usd_per_hour is {money.max_usd_per_hour:g}: with one more pod at"
+            f" {usd_per_hour:g} all pods cost {rate:g} an hour"
+        )
+    seconds = settings.runpod.boot_seconds + longest_seconds(settings)
+    _admit(ledger, settings, usd_per_hour * seconds / _HOUR)
+
+
+def pod_usd(pod: PodRow, now: float) -> float:
+    """What a pod has cost until it ended, or until now (Unix time)."""
+    seconds = (now if pod.ended is None else pod.ended) - pod.began
+    return pod.usd_per_hour * max(0.0, seconds) / _HOUR
+
+
 def spending(ledger: Ledger, money: MoneySettings) -> Spending:
     """Add up a run."""
     with ledger.transaction():
         jobs = ledger.query(_JOBS)
         tokens = ledger.query(_TOKENS)
         (evals,) = ledger.query(_BASELINES)
+        pods = ledger.pods()
     per_step: dict[int, float] = {}
     total = lost = tokens_usd = 0.0
     for row in jobs:
@@ -112,6 +148,7 @@ def spending(ledger: Ledger, money: MoneySettings) -> Spending:
         jobs=total,
         lost=lost,
         baselines=slot_usd(money, evals["seconds"]),
+        pods=sum(pod_usd(pod, time.time()) for pod in pods),
         tokens=tokens_usd,
         jobs_paid=sum(row["jobs"] for row in jobs),
         per_step=dict(sorted(per_step.items())),

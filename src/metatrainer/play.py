@@ -73,7 +73,7 @@ async def play_one(
     with Ledger(folder / "ledger.sqlite") as ledger:
         hidden_seed = enter(ledger, folder.name, settings)
         task = draw_task(settings, family, seed, hidden_seed)
-        async with staff(settings, hidden_seed, sandboxes=1) as (pool, validator):
+        async with staff(settings, hidden_seed, ledger, sandboxes=1) as (pool, validator):
             id = EpisodeId("play", 0, 0, 0)
             episode = Episode(id, task, settings, ledger, pool, validator, folder)
             terms = await play(episode, agent(task, seed), hear)
@@ -100,7 +100,7 @@ async def play_all(
     episodes = n * len(names) * len(agents)
     with Ledger(folder / "ledger.sqlite") as ledger:
         hidden_seed = enter(ledger, folder.name, settings)
-        async with staff(settings, hidden_seed) as (pool, validator):
+        async with staff(settings, hidden_seed, ledger) as (pool, validator):
             # A few more than the pool has lanes, so that agents write while students train.
             seats = asyncio.Semaphore(2 * pool.slots)
 

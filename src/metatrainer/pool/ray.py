@@ -74,7 +74,9 @@ class RayPool(WorkerPool):
         await super().start()
         for number, actor in enumerate(self._actors):
             for key in actor.held:
-                self._adopt(key, number)
+                job_id, _, attempt = key.rpartition("/")
+                if job_id:  # else a baseline, which is measured again
+                    self._adopt(job_id, int(attempt), number)
 
     async def close(self) -> None:
         """End all actors and leave the cluster."""

@@ -75,11 +75,13 @@ class WorkerPool:
 
     async def run(self, order: JobOrder) -> JobResult:
         """Run a job on the next free lane, or collect its result."""
+        adopted = self._adopted.pop(attempt_key(order.job_id, order.attempt), None)
         if done := jobdir.read_result(order.job_dir, order.job_id):
+            if adopted:
+                self._lanes.give_back(adopted)
             return done
         # A job that went down with others may be why they did; with a worker to itself, it shows.
         alone = order.job_id in self._suspects
-        adopted = self._adopted.pop(attempt_key(order.job_id, order.attempt), None)
         async with self._lane(order.student, alone, self._pace.expected(order), adopted) as lane:
             request = {"order": order.model_dump(mode="json"), "slot": lane.slot}
             began, clock = time.time(), time.monotonic()
@@ -105,9 +107,9 @@ class WorkerPool:
         """Whether a worker is still at an attempt that an earlier controller has ordered."""
         return attempt_key(job_id, attempt) in self._adopted
 
-    def _adopt(self, key: str, worker: int) -> None:
+    def _adopt(self, job_id: str, attempt: int, worker: int) -> None:
         """Keep a lane for an attempt that a worker was found to be at, until it is ordered."""
-        self._adopted[key] = self._lanes.occupy(worker)
+        self._adopted[attempt_key(job_id, attempt)] = self._lanes.occupy(worker)
 
     def _ended(
         self, order: JobOrder, fault: WorkerFault, slot: int, began: float, seconds: float
