@@ -13,17 +13,21 @@ CONFIG ?= configs/nano.toml
 export TORCH
 export TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: train test lint format setup browser bench gpu clean
+.PHONY: train test lint format setup browser sshd bench gpu clean
 
 train: $(READY)
 	$(BIN)/metatrainer train $(CONFIG)
 
-test: lint browser
+test: lint browser sshd
 	$(BIN)/pytest
 
 # The tests of the page drive a real one.
 browser:
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || scripts/browser
+
+# The tests of rented machines are given real ones.
+sshd:
+	@command -v sshd >/dev/null || scripts/sshd
 
 bench: $(READY)
 	$(BIN)/python benchmarks/nano_job.py

@@ -13,12 +13,13 @@ from typing import Any
 
 from metatrainer.agent.policies import Choice, Scripted, call
 from metatrainer.agent.task import draw_task
-from metatrainer.config import MoneySettings, PoolSettings, RunSettings
+from metatrainer.config import parse_config
 from metatrainer.episode import Episode, EpisodeId, play
 from metatrainer.jobs.spec import JOB_FILE, JobSpec, parse_job_toml
 from metatrainer.jobs.validate import Verdict
 from metatrainer.ledger import Ledger
 from metatrainer.pool.local import LocalPool
+from metatrainer.pool.runpod import RunpodPool
 
 HIDDEN_SEED = 7
 
@@ -32,13 +33,26 @@ class Yes:
         return Verdict(ok=True, spec=spec, findings=[], seconds=0.0, cheating=False, parseable=True)
 
 
-async def main(folder: Path, episodes: int, price: float) -> None:
-    settings = RunSettings(
-        pool=PoolSettings(workers=2, packed=2), money=MoneySettings(usd_per_slot_hour=price)
+async def main(folder: Path, episodes: int, price: float, url: str | None = None) -> None:
+    """url: of a service that rents pods; without one the pool is here."""
+    where = {"kind": "runpod"} if url else {}
+    settings = parse_config(
+        {
+            "pool": {"workers": 2, "packed": 2, **where},
+            "money": {"usd_per_slot_hour": price},
+            "runpod": {"url": url, "gpus": ["NVIDIA A40"], "python": sys.executable} if url else {},
+        }
     )
     with Ledger(folder / "ledger.sqlite") as ledger:
         ledger.create_run("run", "nano", settings.model_dump_json(), 0, {}, HIDDEN_SEED)
-        pool = LocalPool(settings, HIDDEN_SEED, body="pool_bodies:Brief")
+        pool: LocalPool | RunpodPool
+        if url:
+            body = "pool_bodies:BriefOnPod"
+            pool = RunpodPool(settings, HIDDEN_SEED, ledger, body=body, poll_seconds=0.05)
+        else:
+            pool = LocalPool(settings, HIDDEN_SEED, body="pool_bodies:Brief")
+        if url:
+            print("starting", flush=True)
         await pool.start()
         print("started", flush=True)
 
@@ -56,4 +70,4 @@ async def main(folder: Path, episodes: int, price: float) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))
+    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), *sys.argv[4:]))

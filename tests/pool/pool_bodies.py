@@ -10,6 +10,7 @@ import stat
 import sys
 import threading
 import time
+from pathlib import Path
 
 from metatrainer.errors import EnvError, JobError
 from metatrainer.pool.base import STOPPED, JobOrder, JobResult
@@ -80,6 +81,26 @@ class WithSandbox(StandIn):
 
     def close(self) -> None:
         self._guest.close()
+
+
+class OnPod(StandIn):
+    """Leaves its lines in the controller's job folders, though the job's folder is elsewhere."""
+
+    def train(self, order: JobOrder, stop: threading.Event) -> JobResult:
+        here = order.job_dir
+        (here / "adapter").mkdir(exist_ok=True)
+        for name in ("adapter_config.json", "adapter_model.safetensors", "stowaway"):
+            (here / "adapter" / name).write_text(order.job_id)
+        there = Path(os.environ["SIGNALS"], order.job_id)
+        return super().train(order.model_copy(update={"job_dir": there}), stop)
+
+
+class BriefOnPod(OnPod):
+    """The same for jobs that take a moment."""
+
+    def train(self, order: JobOrder, stop: threading.Event) -> JobResult:
+        time.sleep(0.02 * (1 + order.seed % 5))
+        return super().train(order.model_copy(update={"seed": OK}), stop)
 
 
 class NeverReady:

@@ -93,6 +93,8 @@ class FakeRunpod:
     """Names of pods that stay PROVISIONING."""
     stale: set[str] = field(default_factory=set)
     """Names of pods whose port is told wrong the first time."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Of the environment of all pods."""
     credit: bool = True
     pod_keys: bool = True
     """Whether pods are given a key of their own."""
@@ -200,7 +202,11 @@ class FakeRunpod:
         self.pods[id] = pod
         self.created.append(name)
         _make_key(folder / "host_key")
-        environment = {"RUNPOD_POD_ID": id, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        environment = {
+            "RUNPOD_POD_ID": id,
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            **self.variables,
+        }
         if self.pod_keys:
             environment["RUNPOD_API_KEY"] = pod_key(id)
         (folder / "environment").write_text(
@@ -213,12 +219,11 @@ class FakeRunpod:
         id = request.path_params["id"]
         if refused := self._refused(request, id):
             return refused
-        if id not in self.pods:
+        pod = self.pods.pop(id, None)
+        if pod is None:
             return JSONResponse({"detail": "no such pod"}, 404)
-        pod = self.pods[id]
         # It may be the pod that asks: answer before it is gone.
         threading.Thread(target=self.vanish, args=(pod,)).start()
-        self.pods.pop(id)
         return Response(status_code=204)
 
     def _billing(self, request: Request) -> Response:
@@ -226,9 +231,7 @@ class FakeRunpod:
             return refused
         id = request.query_params["podId"]
         known = [*self.pods.values(), *self.ended]
-        rows = [
-            {"podId": pod.id, "totalAmount": pod.usd_per_hour} for pod in known if pod.id == id
-        ]
+        rows = [{"podId": pod.id, "totalAmount": pod.usd_per_hour} for pod in known if pod.id == id]
         return JSONResponse({"records": rows, "metadata": {"totals": {}}})
 
 
@@ -280,6 +283,7 @@ def _listen(pod: FakePod, beside: bool = False) -> None:
         "StrictModes": "no",
         "UsePAM": "no",
         "MaxStartups": "100",
+        "SetEnv": f"HOME={pod.folder}/home",
         "ForceCommand": f"sh {login}",
     }
     path = pod.folder / "sshd_config"

@@ -192,10 +192,20 @@ class Fleet:
             if gpu.availability == "NONE":
                 continue
             money.admit_pod(self._ledger, self._settings, prices, price)
-            if pod := await self._api.create(self.body(name, gpu.id)):
+            if pod := await self._create(name, gpu.id):
                 return pod
         tried = ", ".join(gpu.id for _, gpu in kinds) or "none within the price"
         raise PoolError(f"Runpod has no GPU for {name} now (asked for: {tried})")
+
+    async def _create(self, name: str, gpu: str) -> Pod | None:
+        try:
+            return await self._api.create(self.body(name, gpu))
+        except PoolError:  # it may be there all the same
+            await asyncio.sleep(self.poll_seconds)
+            for pod in await self._mine():
+                if pod.name == name:
+                    return pod
+            raise
 
     def body(self, name: str, gpu: str) -> dict[str, Any]:
         """What is asked for."""

@@ -397,7 +397,7 @@ cd {home} && touch {folder}/stop && n=0
 while [ ! -e {folder}/answer.json ] && ! flock -n lock true; do
     n=$((n + 1))
     if [ $n -gt {tries} ]; then
-        kill -9 -- -$(cat lock); while ! flock -n lock true; do sleep 0.05; done
+        kill -9 -$(cat lock); while ! flock -n lock true; do sleep 0.05; done
         echo killed; exit 0
     fi
     sleep 0.1

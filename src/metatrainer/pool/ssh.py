@@ -69,19 +69,29 @@ class Ssh:
         Raises WorkerFault(LOST) where the machine cannot be reached or is too slow, PoolError if
         the script fails or the host key is another one.
         """
+        return await self._call([self._login, script], given, seconds)
+
+    async def close(self) -> None:
+        """End the connection."""
+        with contextlib.suppress(WorkerFault, PoolError):
+            await self._call(["-O", "exit", self._login], b"", CONNECT_SECONDS)
+        self._home.cleanup()
+
+    async def _call(self, arguments: list[str], given: bytes, seconds: float) -> bytes:
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            *self.command(script), stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+            *self._client(), *arguments, stdin=pipe, stdout=pipe, stderr=pipe
         )
         try:
             out, err = await asyncio.wait_for(process.communicate(given), seconds)
         except TimeoutError:
             raise WorkerFault(LOST, f"{self._name} did not answer in {seconds:.0f} s") from None
         finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
+            # Killed, a client leaves its pipes with the connection that is kept until the script
+            # ends there: do not wait for that.
+            process._transport.close()  # type: ignore[attr-defined]
+            while process.returncode is None:
+                await asyncio.sleep(0.01)
         if process.returncode == 0:
             return out
         told = visible(err.decode(errors="replace").strip()[-SAID_CHARS:], SAID_CHARS)
@@ -95,22 +105,11 @@ class Ssh:
             raise WorkerFault(LOST, f"{self._name} cannot be reached: {told}")
         raise PoolError(f"a script on {self._name} ended with {process.returncode}: {told}")
 
-    async def close(self) -> None:
-        """End the connection."""
-        process = await asyncio.create_subprocess_exec(
-            *self._client("-O", "exit"),
-            self._login,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        await process.wait()
-        self._home.cleanup()
-
     @property
     def _login(self) -> str:
         return f"{self._address.username}@{self._address.host}"
 
-    def _client(self, *more: str) -> list[str]:
+    def _client(self) -> list[str]:
         options = {
             "BatchMode": "yes",
             "IdentitiesOnly": "yes",
@@ -126,11 +125,11 @@ class Ssh:
             "ServerAliveInterval": "15",
             "ServerAliveCountMax": "4",
             "ControlMaster": "auto",
-            "ControlPath": f"{self._home.name}/%C",
+            "ControlPath": f"{self._home.name}/s",
             "ControlPersist": str(KEEP_SECONDS),
         }
         said = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
-        return ["ssh", "-F", "/dev/null", *said, *more, "-p", str(self._address.port), "-T"]
+        return ["ssh", "-F", "/dev/null", *said, "-p", str(self._address.port), "-T"]
 
 
 def check_installed() -> None:
