@@ -210,7 +210,7 @@ async def _play(
 ) -> None:
     if budget.spent:
         return
-    async with staff(settings, hidden_seed) as (pool, validator):
+    async with staff(settings, hidden_seed, ledger) as (pool, validator):
         failed = 0
 
         async def seat() -> None:
