@@ -105,7 +105,7 @@ class PoolSettings(Settings):
     kind: Literal["local", "ray", "runpod"] = "local"
     """local: worker processes on this machine. ray: actors on the nodes of a Ray cluster, which all
     see the run's folder. runpod: a rented pod for each worker."""
-    workers: int | None = Field(None, ge=1, le=99)
+    workers: int | None = Field(None, ge=1)
     """Worker processes; left out, one for each GPU, or else for each core. Elsewhere than on this
     machine their number has to be given."""
     address: str | None = None

@@ -24,7 +24,7 @@ PREFIX = "metatrainer-"
 POLL_SECONDS = 5.0
 """Between two looks at the list of pods."""
 NAME_CHARS = 40
-_SLOT = re.compile(r"(?P<fleet>.+)-slot-(?P<slot>\d\d)")
+_SLOT = re.compile(r"(?P<fleet>.+)-slot-(?P<slot>\d+)")
 
 
 def fleet_name(run: str, hidden_seed: int) -> str:
