@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from metatrainer.config import load_config
 from metatrainer.ledger import JobRow, Ledger, TurnRow
+from metatrainer.rundir import create
 
 NANO = str(Path(__file__).parents[2] / "configs" / "nano.toml")
 EPISODES = 2 * 2 * 4 + 2 * 2
@@ -115,3 +120,56 @@ def test_ctrl_c_ends_in_order_and_says_how_to_go_on(
     code, output = training[0].end()
     assert code == 130
     assert "train --resume runs/r" in output and "Traceback" not in output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_thirty_kills_change_nothing(tmp_path: Path, training: list[Training]) -> None:
+    """Real agent, sandbox, jobs and workers, against a run that is left alone."""
+    rng = random.Random(0)
+
+    def prepare(name: str) -> Path:
+        """A run that is to be gone on with from its very beginning, with hidden items as given."""
+        tables = ["reward.speed=0", "limits.max_seconds=60", "pool.workers=1", "pool.packed=1"]
+        run = create(load_config(Path(NANO), [*SMALL, *tables]), tmp_path / "runs" / name)
+        with Ledger(run.ledger) as ledger:
+            config = run.settings.model_dump_json()
+            ledger.create_run(name, "nano", config, 0, {}, hidden_seed=3)
+        return run.path
+
+    def go_on(name: str, seconds: float | None) -> bool:
+        """Whether the run came to its end, before it was killed."""
+        training.append(Training(tmp_path, "--resume", name))
+        if seconds is not None:
+            training[-1].wait_for("run ")
+            time.sleep(seconds)
+            training[-1].process.send_signal(signal.SIGKILL)
+        code, output = training[-1].end()
+        assert code in (0, -signal.SIGKILL), output
+        return code == 0
+
+    straight = prepare("straight")
+    assert go_on("straight", None)
+    kills = runs = 0
+    while kills < 30:
+        run = prepare(f"killed-{runs}")
+        runs += 1
+        while not go_on(run.name, rng.uniform(2.0, 15.0)):
+            kills += 1
+        assert whole(run) == whole(straight)
+
+
+def whole(run: Path) -> dict[str, Any]:
+    """All of a run that does not depend on time; of jobs, how the last attempt ended."""
+    with Ledger(run / "ledger.sqlite", readonly=True) as ledger:
+        assert ledger.open_jobs() == []
+        ids = [row.id for row in ledger.episodes()]
+        return {
+            "episodes": [(e.id, e.total, e.outcome, e.post, e.student) for e in ledger.episodes()],
+            "messages": {id: [m.content for m in ledger.messages(id)] for id in ids},
+            "turns": {id: [t.tokens for t in ledger.turns(id)] for id in ids},
+            "attempts": {id: [(a.ok, a.files) for a in ledger.attempts(id)] for id in ids},
+            "jobs": {job.id: job.outcome for job in ledger.jobs()},
+            "evals": sorted((e.scope, e.student, e.family, e.mean) for e in ledger.evals()),
+            "steps": [(step.n, step.mean_reward) for step in ledger.steps()],
+        }
