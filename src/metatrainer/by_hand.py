@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from metatrainer import families, folders, toml
 from metatrainer.agent.policies import GOOD
@@ -38,6 +38,11 @@ from metatrainer.sandbox.host import MAX_FILES, MAX_FILES_SIZE, Guest
 from metatrainer.students import catalogue
 from metatrainer.students.score import Score
 
+if TYPE_CHECKING:
+    from metatrainer.inner.preview import Preview
+
+PREVIEW_SECONDS = 60.0
+"""Time of one call into the environment, while a person waits for it."""
 HERE = "JOB"
 """Stands for the job's folder in a dry run."""
 
@@ -144,6 +149,25 @@ def check(files: dict[str, str], trial: Trial) -> Verdict:
     """Validate a job in a sandbox of its own. Raises SandboxUnavailable."""
     with Guest(FIRST_SLOT, trial.settings.unsafe_without_sandbox) as guest:
         return validate(files, trial.rules, guest)
+
+
+def preview(files: dict[str, str], spec: JobSpec, trial: Trial, rollouts: int) -> Preview:
+    """Try a valid job's environment on its untrained student.
+
+    Raises EnvError, JobError, SandboxUnavailable.
+    """
+    from metatrainer.engine import Engine
+    from metatrainer.inner.preview import preview
+
+    student = spec.prime_rl.model
+    engine = Engine.open(catalogue.verified_folder(student), student)
+    environment = spec.environment
+    with (
+        Guest(FIRST_SLOT, trial.settings.unsafe_without_sandbox) as guest,
+        guest.session(files, environment.module, environment.args, PREVIEW_SECONDS) as session,
+    ):
+        tasks, family = session.load(), families.get(trial.family)
+        return preview(engine, spec.prime_rl, tasks, session, family, rollouts)
 
 
 async def run(

@@ -65,6 +65,16 @@ def test_a_new_job_is_valid_as_it_stands(job: Job, tmp_path: Path) -> None:
     assert verdict["estimate"]["rollouts"] == 1280 and "1,280 rollouts" in checked.stdout
 
 
+def test_a_job_is_tried_on_its_student(job: Job, folder: Path) -> None:
+    done = job("preview", "persona-job", *PERSONA, "--rollouts", "16", "--shown", "1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "user " in done.stdout and "2 groups teach something" in done.stdout
+    found = json.loads(job("preview", "persona-job", *PERSONA, "--rollouts", "8", "--json").stdout)
+    assert (found["rollouts"], found["groups"]) == (8, 1)
+    change(folder / "environment" / "__init__.py", "async def correct", "def correct")
+    assert job("preview", "persona-job", *PERSONA).returncode == 1
+
+
 def test_a_broken_job_is_refused_with_its_findings(job: Job, folder: Path) -> None:
     change(folder / "environment" / "__init__.py", "async def correct", "def correct")
     done = job("validate", "persona-job", *PERSONA)

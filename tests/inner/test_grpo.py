@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from practice import Practice, settings
 
 from metatrainer import families
 from metatrainer.config import EvalSettings
@@ -10,42 +11,13 @@ from metatrainer.engine import Engine
 from metatrainer.errors import EnvError, JobError
 from metatrainer.inner.grpo import group_advantages, train_job, train_row
 from metatrainer.inner.rollout import Limits, Question, Rollout, roll_out
-from metatrainer.jobs.spec import TrainingSpec
 from metatrainer.students import catalogue
 from metatrainer.students.evaluate import evaluate
-
-
-class Practice:
-    """The tasks and rewards of a job, without a sandbox around them."""
-
-    def __init__(self, family, n=64, reward=None):
-        self.items = family.items("train", 1, n)
-        self._reward = reward or (lambda item, reply: float(family.correct(reply, item.answer)))
-
-    def load(self):
-        return [
-            SimpleNamespace(prompt=i.prompt, system_prompt=None, data={"world": i.world})
-            for i in self.items
-        ]
-
-    def score(self, batch):
-        scored = []
-        for task, messages in batch:
-            reply = messages[-1]["content"] if messages[-1]["role"] == "assistant" else ""
-            reward = self._reward(self.items[task], reply)
-            error = None if reward is not None else "it raised"
-            scored.append(SimpleNamespace(reward=reward, error=error))
-        return scored
 
 
 @pytest.fixture(scope="module")
 def engine():
     return Engine(catalogue.verified_folder("nano-wren"))
-
-
-def settings(**changes):
-    good = {"model": "nano-wren", "learning_rate": 3e-3, "max_steps": 8, "batch_size": 64}
-    return TrainingSpec(**(good | changes))
 
 
 def train(engine, spec, practice, family, seconds=60.0):

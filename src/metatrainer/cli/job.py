@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from metatrainer.chat import call_text
 from metatrainer.cli.options import Config, Set
-from metatrainer.errors import ConfigError
-from metatrainer.shown import visible
+from metatrainer.errors import ConfigError, MetatrainerError
+from metatrainer.shown import one_line, visible
 
 if TYPE_CHECKING:
     from metatrainer.by_hand import Plan, Ran, Trial
     from metatrainer.config import RunSettings
+    from metatrainer.inner.preview import Preview
     from metatrainer.jobs.findings import Finding
     from metatrainer.jobs.validate import Verdict
     from metatrainer.students.score import Score
@@ -79,6 +81,46 @@ def job_validate(
     else:
         print(f"ok: {_spec_line(verdict)} ({verdict.seconds:.1f} s)")
         _print_more(verdict)
+
+
+@job.command("preview")
+def job_preview(
+    folder: Folder,
+    family: Family,
+    rollouts: Annotated[int, typer.Option(min=2, help="Conversations, in whole groups.")] = 64,
+    shown: Annotated[int, typer.Option(min=0, help="Of them to print.")] = 2,
+    as_json: Json = False,
+    config: Config = None,
+    settings: Set = [],  # noqa: B006 (typer reads the default, nothing changes it)
+) -> None:
+    """Try a job on its untrained student: is there something to learn from?
+
+    \b
+    metatrainer job preview persona-job --family persona
+    metatrainer job preview persona-job --family persona --rollouts 256 --json
+
+    Training compares the rewards of a group, and learns nothing where they are all alike. Trains
+    nothing; takes seconds.
+    """
+    from metatrainer import by_hand
+    from metatrainer.errors import EnvError, JobError
+
+    files, trial = _read(folder, family, config, settings)
+    spec = _judge(files, trial, as_json).spec
+    assert spec is not None  # a job that was not refused has one
+    try:
+        found = by_hand.preview(files, spec, trial, rollouts)
+    except (EnvError, JobError) as error:
+        raise MetatrainerError(f"the job fails: {error.message}") from None
+    package = f"{spec.environment.module}/__init__.py"
+    warnings = found.warnings(spec.prime_rl, package, trial.rules.max_seconds)
+    if as_json:
+        kept = {"warnings": [finding.as_dict() for finding in warnings]}
+        print(json.dumps({**asdict(found), **kept}, indent=2))
+        return
+    _print_preview(found, spec.rollouts, shown)
+    for finding in warnings:
+        print(f"warning: {finding.render()}")
 
 
 @job.command("run")
@@ -244,6 +286,22 @@ def _print_findings(findings: list[Finding]) -> None:
     for finding in findings:
         print(finding.render())
     print(f"refused: {len(findings)} finding{'s' if len(findings) > 1 else ''}", file=sys.stderr)
+
+
+def _print_preview(found: Preview, rollouts: int, shown: int) -> None:
+    for messages in found.messages[:shown]:
+        for message in messages:
+            calls = [call_text(c["name"], c["arguments"]) for c in message.get("tool_calls") or ()]
+            text = " ".join(filter(None, [message["content"], *calls]))
+            print(f"{message['role']:10} {one_line(text, MESSAGE_CHARS)}")
+        print()
+    teach = f"{found.groups - found.alike} of {found.groups} groups teach something"
+    print(
+        f"mean reward {found.reward:.3f} of {found.rollouts} rollouts; {teach} "
+        f"({found.all_right} all right, {found.all_wrong} all wrong); "
+        f"{found.unfinished:.0%} unfinished\n"
+        f"training on {rollouts:,} rollouts would take about {found.seconds_of(rollouts):.0f} s"
+    )
 
 
 def _print_more(verdict: Verdict) -> None:

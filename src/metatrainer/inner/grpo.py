@@ -20,7 +20,7 @@ from metatrainer.inner.rollout import Limits, Question, Rollout, roll_out
 from metatrainer.jobs.spec import TrainingSpec
 from metatrainer.sandbox.host import EnvSession, TaskRow
 
-_MAX_TURNS = 6
+MAX_TURNS = 6
 _CLIP = 1.0
 
 
@@ -57,7 +57,7 @@ def train_job(
     Raises EnvError where the environment fails, JobError("timeout") past the deadline and
     JobError("diverged") where the loss or a weight is no longer finite.
     """
-    questions = [Question(t.prompt, t.data["world"], t.system_prompt or "") for t in tasks]
+    questions = [question(task) for task in tasks]
     adapter = engine.create_adapter(spec.lora_rank, alpha=2 * spec.lora_rank, seed=seed)
     order = _endless(len(tasks), seed)
     curve: list[dict[str, float]] = []
@@ -70,7 +70,7 @@ def train_job(
             started = engine.clock()
             chosen = _whole_groups(order, spec)
             seeds = [(seed * 100_003 + step) * 10_007 + i for i in range(len(chosen))]
-            limits = Limits(_MAX_TURNS, spec.max_tokens, spec.temperature)
+            limits = Limits(MAX_TURNS, spec.max_tokens, spec.temperature)
             asked = [questions[t] for t in chosen]
             rollouts = roll_out(engine, adapter, family, asked, limits, seeds)
             scored = env.score([(t, r.messages) for t, r in zip(chosen, rollouts)])
@@ -89,6 +89,11 @@ def train_job(
         engine.delete_adapter(adapter)
         raise
     return TrainedJob(adapter, curve, spec.max_steps * spec.batch_size, tokens)
+
+
+def question(task: TaskRow) -> Question:
+    """What a rollout of a task starts from."""
+    return Question(task.prompt, task.data["world"], task.system_prompt or "")
 
 
 def _whole_groups(order: Iterator[int], spec: TrainingSpec) -> list[int]:
