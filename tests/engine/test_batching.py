@@ -25,6 +25,15 @@ def test_every_row_comes_once_and_batches_fit():
     assert micro_batches([], 300) == []
 
 
+def test_rows_of_one_owner_stay_together_where_they_can():
+    owners = [0] * 4 + [1] * 4 + [2] * 4
+    assert micro_batches([10] * 12, 60, owners) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert micro_batches([10] * 8, 30, [0] * 8) == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    uneven = micro_batches([3, 9, 4, 8, 5, 7], 20, [0, 1, 0, 1, 0, 1])
+    assert sorted(i for batch in uneven for i in batch) == list(range(6))
+    assert all(len(b) * max([3, 9, 4, 8, 5, 7][i] for i in b) <= 20 for b in uneven)
+
+
 def test_a_row_longer_than_the_budget_stands_alone():
     assert micro_batches([50, 3], 10) == [[1], [0]]
 

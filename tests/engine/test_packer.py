@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from metatrainer.engine import AdamParams, Engine, Packer, SamplingParams, TrainRow, Update
+from metatrainer.engine import packer as packing
 from metatrainer.engine import project as projecting
 from metatrainer.errors import ConfigError, MetatrainerError
 from tests.engine.test_engine import TOLERANCE, moved, prompts, train_rows
@@ -87,6 +88,26 @@ def test_work_is_really_shared(packer, engine, monkeypatch):
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda seed: job(packer.lane(), seed), range(4)))
     assert max(sizes) >= 3
+
+
+def test_jobs_that_were_answered_together_go_on_together(packer, engine, monkeypatch):
+    """Who comes first waits for the others, so that none trains alone."""
+    monkeypatch.setattr(packing, "_PATIENCE", 60.0)
+    lanes = [packer.lane() for _ in range(4)]
+    adapters = [lane.create_adapter(4, seed=i) for i, lane in enumerate(lanes)]
+    sizes = []
+    real = engine.forward_backward_many
+    counted = lambda updates: (sizes.append(len(updates)), real(updates))[1]  # noqa: E731
+    monkeypatch.setattr(engine, "forward_backward_many", counted)
+
+    def train(i):
+        for _ in range(8):
+            time.sleep(0.005 * i)
+            lanes[i].update(train_rows(2), adapters[i], "cross_entropy", AdamParams(0.01))
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(train, range(4)))
+    assert sizes.count(4) >= 4  # until the first of them has ended
 
 
 def test_two_ways_of_projecting_agree(reference, monkeypatch):

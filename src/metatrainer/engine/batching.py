@@ -44,11 +44,26 @@ def families_of(rows: Sequence[Tokens]) -> list[list[int]]:
     return worth + ([others] if others else [])
 
 
-def micro_batches(lengths: list[int], budget: int) -> list[list[int]]:
-    """Row numbers in batches of similar length, each within `budget` padded tokens if it can be."""
+def micro_batches(
+    lengths: list[int], budget: int, owners: Sequence[int] | None = None
+) -> list[list[int]]:
+    """Row numbers in batches of similar length, each within `budget` padded tokens if it can be.
+
+    owners: whose each row is; rows of one owner are kept together where it costs little.
+    """
     batches: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
         if not batches or (len(batches[-1]) + 1) * lengths[i] > budget:
-            batches.append([])
+            batches.append(_cut_off(batches[-1], owners, owners[i]) if batches and owners else [])
         batches[-1].append(i)
     return batches
+
+
+def _cut_off(batch: list[int], owners: Sequence[int], owner: int) -> list[int]:
+    """The last rows of a batch that are `owner`'s, if they are less than half of it."""
+    start = len(batch)
+    while start and owners[batch[start - 1]] == owner:
+        start -= 1
+    tail = batch[start:] if start > len(batch) // 2 else []
+    del batch[len(batch) - len(tail) :]
+    return tail

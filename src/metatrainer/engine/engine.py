@@ -10,7 +10,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,14 +36,17 @@ from metatrainer.engine.model import (
 )
 from metatrainer.engine.prefix import PrefixStore
 from metatrainer.engine.project import LowRank, Merged, Part, merges, projector
+from metatrainer.engine.updates import Batch, TrainOutput, TrainRow, Update, check_loss
 from metatrainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from metatrainer.engine.slots import SlotEngine
 
-_CPU_TOKENS, _GPU_TOKENS = 2048, 32768
+_CPU_TOKENS, _GPU_TOKENS = 2048, 98304
 """Padded tokens of a micro-batch: on a CPU as many as its cache holds the activations of (of 512 to
 16384, 2048 was fastest for the nano students), on a GPU as many as keep it busy."""
+_GPU_SHARE = 0.7
+"""Of a GPU's free memory, what a micro-batch may fill."""
 _CPU_ROWS, _GPU_ROWS = 128, 4096
 """Rows of a decoding step, likewise: a CPU reads the keys and values of so many from its cache."""
 _PREFIX_BYTES = 1 << 30
@@ -61,40 +64,6 @@ class SampleRequest:
     """None is the base model."""
     seed: int | None = None
     """Seed of the row's own random stream; None takes the engine's next one."""
-
-
-@dataclass(frozen=True)
-class TrainRow:
-    """One sequence to train on; all lists have the length of `tokens`.
-
-    targets[t] is the token that follows tokens[t]. Positions whose weight (cross_entropy) or
-    advantage and old log-probability (importance_sampling) are 0 take no part.
-    """
-
-    tokens: list[int]
-    targets: list[int]
-    weights: list[float] = field(default_factory=list)
-    old_logprobs: list[float] = field(default_factory=list)
-    advantages: list[float] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Update:
-    """What one adapter is trained on in one pass."""
-
-    rows: list[TrainRow]
-    adapter: int
-    loss_fn: str
-    config: LossConfig = field(default_factory=dict)
-    """Settings of the loss that are not its defaults."""
-
-
-@dataclass(frozen=True)
-class TrainOutput:
-    """loss: the sum over all rows. logprobs: of each row's targets, 0 where it takes no part."""
-
-    loss: float
-    logprobs: list[list[float]]
 
 
 class Engine:
@@ -155,11 +124,15 @@ class Engine:
 
     def create_adapter(self, rank: int, alpha: float | None = None, seed: int = 0) -> int:
         """A fresh adapter that changes nothing yet; alpha defaults to the rank."""
+        return self.add_adapter(self.fresh_adapter(rank, alpha, seed))
+
+    def fresh_adapter(self, rank: int, alpha: float | None, seed: int) -> Adapter:
+        """What create_adapter makes, not yet the engine's: for any thread."""
         if rank < 1:
             raise ConfigError(f"lora rank {rank}: it must be at least 1")
         adapter = Adapter(self.config, rank, float(alpha or rank), self.device)
         adapter.initialise(seed)
-        return self._add(adapter)
+        return adapter
 
     def delete_adapter(self, adapter: int) -> None:
         """Forget an adapter."""
@@ -169,7 +142,7 @@ class Engine:
 
     def snapshot(self, adapter: int) -> int:
         """A frozen copy of an adapter, to sample from while the original trains on."""
-        return self._add(self._get(adapter).copy())
+        return self.add_adapter(self._get(adapter).copy())
 
     def save_state(self, adapter: int, folder: Path) -> None:
         """Weights and optimizer state, exact."""
@@ -178,7 +151,7 @@ class Engine:
     def load_state(self, folder: Path, optimizer: bool = True) -> int:
         """A new adapter from what save_state wrote, with or without its optimizer state."""
         adapter = Adapter.load_state(self.config, folder, self.device)
-        return self._add(adapter if optimizer else adapter.copy())
+        return self.add_adapter(adapter if optimizer else adapter.copy())
 
     def save_adapter(self, adapter: int, folder: Path) -> None:
         """A PEFT folder."""
@@ -186,9 +159,10 @@ class Engine:
 
     def load_adapter(self, folder: Path) -> int:
         """A new adapter from a PEFT folder."""
-        return self._add(Adapter.load_peft(self.config, folder, self.device))
+        return self.add_adapter(Adapter.load_peft(self.config, folder, self.device))
 
-    def _add(self, adapter: Adapter) -> int:
+    def add_adapter(self, adapter: Adapter) -> int:
+        """Take an adapter into the bank; its number."""
         self._next_adapter += 1
         self._adapters[self._next_adapter] = adapter
         return self._next_adapter
@@ -373,13 +347,14 @@ class Engine:
     ) -> list[TrainOutput]:
         """The same for several adapters in shared passes: rows of one touch no other's gradient."""
         for update in updates:
-            _check_loss(update.loss_fn, update.config)
-        batch = _Batch(updates)
-        todo = micro_batches(batch.lengths, self._budget)
+            check_loss(update.loss_fn, update.config)
+        batch = Batch(updates)
+        todo = micro_batches(batch.lengths, min(self._budget, self._fitting()), batch.update_of)
+        found = []  # looked at when all is asked for: a GPU goes on meanwhile
         while todo:
             members = sorted(todo.pop())  # rows of one adapter side by side
             try:
-                self._micro_batch(batch, members, backward)
+                found.append((members, *self._micro_batch(batch, members, backward)))
             except (torch.OutOfMemoryError, MemoryError) as error:
                 if len(members) == 1:
                     size = batch.lengths[members[0]]
@@ -391,7 +366,21 @@ class Engine:
                     f"out of memory: micro-batches of {self._budget} tokens from here on",
                     stacklevel=2,
                 )
+        for members, losses, picked in found:
+            batch.put(members, losses, picked.cpu().double().numpy())
         return batch.outputs()
+
+    def _fitting(self) -> int:
+        """Tokens of a micro-batch that a GPU's free memory has room for."""
+        if self._slots is None:
+            return self._budget
+        c = self.config
+        heads = (c.num_attention_heads + 2 * c.num_key_value_heads) * c.head_dim
+        kept = 4 * c.hidden_size + 3 * heads + 3 * c.intermediate_size  # for the way back
+        size = (c.num_hidden_layers * kept + 2 * c.vocab_size) * self.base.embed.element_size()
+        free, _ = torch.cuda.mem_get_info(self.device)
+        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return max(_CPU_TOKENS, int(_GPU_SHARE * free / size))
 
     def update(
         self, rows: list[TrainRow], adapter: int, loss_fn: str, adam: AdamParams
@@ -404,8 +393,10 @@ class Engine:
         """Forget what forward_backward has added since the last step."""
         self._get(adapter).grad.zero_()
 
-    def _micro_batch(self, batch: _Batch, members: list[int], backward: bool) -> None:
-        """Loss, log-probabilities and gradients of some of a batch's rows."""
+    def _micro_batch(
+        self, batch: Batch, members: list[int], backward: bool
+    ) -> tuple[dict[int, Tensor], Tensor]:
+        """Losses and log-probabilities of some of a batch's rows; their gradients are added."""
         with torch.set_grad_enabled(backward):
             losses, picked = self._losses(batch, members)
             if backward:
@@ -417,49 +408,65 @@ class Engine:
                     for tensor in pair
                 ]
                 total = torch.stack(list(losses.values())).sum()
-                for leaf, gradient in zip(leaves, torch.autograd.grad(total, leaves)):
-                    leaf.grad.add_(gradient)
-        found = torch.stack([loss.detach() for loss in losses.values()]).tolist()
-        batch.put(members, dict(zip(losses, found)), picked.cpu().double().numpy())
+                gradients = torch.autograd.grad(total, leaves)
+                torch._foreach_add_([leaf.grad for leaf in leaves], gradients)
+        return {u: loss.detach() for u, loss in losses.items()}, picked
 
-    def _losses(self, batch: _Batch, members: list[int]) -> tuple[dict[int, Tensor], Tensor]:
+    def _losses(self, batch: Batch, members: list[int]) -> tuple[dict[int, Tensor], Tensor]:
         """The summed loss of each update, and the log-probability of every target, row by row."""
         rows = [batch.row(m) for m in members]
-        firsts = [int(batch.places[m][0]) for m in members]
+        places = [batch.places[m] for m in members]
+        firsts = [int(place[0]) for place in places]
+        by_update: dict[int, list[int]] = {}
+        for m in members:
+            by_update.setdefault(batch.update_of[m], []).append(m)
         owners = [batch.update_of[m] for m in members]
         prefix = self._shared_beginnings(batch, rows, firsts, owners)
         starts = firsts if prefix else [0] * len(rows)
-        ids = _padded([row.tokens[start:] for row, start in zip(rows, starts)], self.device)
-        project = self._trained(batch, owners, ids.shape[1])
-        hidden, _, _ = forward(self.config, self.base, project, self.rope, ids, prefix)
-        places = [batch.places[m] for m in members]
+        ids = self._padded([row.tokens[start:] for row, start in zip(rows, starts)])
         width = ids.shape[1]
-        at = np.concatenate([i * width + p - starts[i] for i, p in enumerate(places)])
-        states = hidden.flatten(0, 1).index_select(0, self._tensor(at))
-        targets = np.concatenate([np.asarray(r.targets)[p] for r, p in zip(rows, places)])
-        picked = target_logprobs(states, self.base.head, self._tensor(targets))
-        losses, begin = {}, 0
-        for u in dict.fromkeys(owners):
-            mine = [i for i, owner in enumerate(owners) if owner == u]
-            loss_fn = batch.updates[u].loss_fn
-            inputs = {
-                name: self._tensor(
-                    np.concatenate([np.asarray(getattr(rows[i], name))[places[i]] for i in mine])
-                )
-                for name in INPUTS[loss_fn]
+        at = [i * width + place - start for i, (place, start) in enumerate(zip(places, starts))]
+        # All of it before the first product, so that a GPU need not wait for it.
+        where, targets = (
+            self._joined(at),
+            self._joined([batch.inputs[m]["targets"] for m in members]),
+        )
+        inputs = {
+            u: {
+                name: self._joined([batch.inputs[m][name] for m in mine])
+                for name in INPUTS[batch.updates[u].loss_fn]
             }
-            end = begin + sum(len(places[i]) for i in mine)
+            for u, mine in by_update.items()
+        }
+        project = self._trained(batch, owners, width)
+        hidden, _, _ = forward(self.config, self.base, project, self.rope, ids, prefix)
+        states = hidden.flatten(0, 1).index_select(0, where)
+        picked = target_logprobs(states, self.base.head, targets)
+        losses, begin = {}, 0
+        for u, mine in by_update.items():
+            loss_fn, end = batch.updates[u].loss_fn, begin + sum(len(batch.places[m]) for m in mine)
             config = {**CONFIG[loss_fn], **batch.updates[u].config}
-            losses[u] = LOSSES[loss_fn](picked[begin:end], inputs, config)
+            losses[u] = LOSSES[loss_fn](picked[begin:end], inputs[u], config)
             begin = end
         return losses, picked.detach()
 
-    def _tensor(self, values: np.ndarray) -> Tensor:
-        """An array as a tensor of the device, floats in single precision."""
-        kind = torch.float32 if values.dtype.kind == "f" else torch.long
-        return torch.from_numpy(values).to(self.device, kind)
+    def _joined(self, values: Sequence[np.ndarray]) -> Tensor:
+        """Arrays one after another as a tensor of the device, floats in single precision."""
+        whole = np.concatenate(values)
+        kind = torch.float32 if whole.dtype.kind == "f" else torch.long
+        return self._there(torch.from_numpy(whole).to(kind))
 
-    def _trained(self, batch: _Batch, owners: list[int], tokens: int) -> Project:
+    def _padded(self, rows: list[list[int]]) -> Tensor:
+        """[rows, longest] token ids, padded on the right."""
+        width = max(1, max(len(row) for row in rows))
+        padded = np.array([row + [0] * (width - len(row)) for row in rows])
+        return self._there(torch.from_numpy(padded))
+
+    def _there(self, here: Tensor) -> Tensor:
+        """A tensor on the device, without waiting for what that does."""
+        return here if self._slots is None else here.pin_memory().to(self.device, non_blocking=True)
+
+    def _trained(self, batch: Batch, owners: list[int], tokens: int) -> Project:
         """What multiplies rows of `tokens` tokens each, differentiable in their adapters."""
         counts = Counter(owners)
         parts = [
@@ -469,7 +476,7 @@ class Engine:
         return projector(self.config, self.base, parts)
 
     def _shared_beginnings(
-        self, batch: _Batch, rows: list[TrainRow], firsts: list[int], owners: list[int]
+        self, batch: Batch, rows: list[TrainRow], firsts: list[int], owners: list[int]
     ) -> Prefix | None:
         """What rows have before their first target, computed once for each different beginning.
 
@@ -482,75 +489,12 @@ class Engine:
         ]
         if sum(firsts) - sum(len(tokens) for _, tokens in unique) < _SHARED_TOKENS:
             return None
-        ids = _padded([list(tokens) for _, tokens in unique], self.device)
+        ids = self._padded([list(tokens) for _, tokens in unique])
         project = self._trained(batch, [owner for owner, _ in unique], ids.shape[1])
         _, keys, values = forward(self.config, self.base, project, self.rope, ids)
-        length = torch.tensor([len(tokens) for _, tokens in unique], device=self.device)
-        return Prefix(keys, values, length, torch.tensor(of_row, device=self.device))
+        length = torch.tensor([len(tokens) for _, tokens in unique])
+        return Prefix(keys, values, self._there(length), self._there(torch.tensor(of_row)))
 
     def optim_step(self, adapter: int, params: AdamParams) -> dict[str, float]:
         """One Adam step on the gradients added since the last one."""
         return {"grad_norm": self._get(adapter).adam_step(params)}
-
-
-class _Batch:
-    """The rows of several updates that take part in their losses, numbered through."""
-
-    def __init__(self, updates: Sequence[Update]):
-        self.updates = updates
-        self.update_of: list[int] = []
-        self.places: list[np.ndarray] = []
-        self.lengths: list[int] = []
-        self._row_of: list[int] = []
-        self._loss = [0.0] * len(updates)
-        self._logprobs = [[np.zeros(len(row.tokens)) for row in u.rows] for u in updates]
-        for u, update in enumerate(updates):
-            for r, row in enumerate(update.rows):
-                places = _places(row, INPUTS[update.loss_fn])
-                if len(places):
-                    self.update_of.append(u)
-                    self._row_of.append(r)
-                    self.places.append(places)
-                    self.lengths.append(len(row.tokens) - int(places[0]))
-
-    def row(self, member: int) -> TrainRow:
-        return self.updates[self.update_of[member]].rows[self._row_of[member]]
-
-    def put(self, members: list[int], losses: dict[int, float], picked: np.ndarray) -> None:
-        """Note what a pass over some rows gave: losses by update, log-probabilities in order."""
-        for u, loss in losses.items():
-            self._loss[u] += loss
-        begin = 0
-        for member in members:
-            places = self.places[member]
-            row = self._logprobs[self.update_of[member]][self._row_of[member]]
-            row[places] = picked[begin : begin + len(places)]
-            begin += len(places)
-
-    def outputs(self) -> list[TrainOutput]:
-        return [
-            TrainOutput(loss, [row.tolist() for row in rows])
-            for loss, rows in zip(self._loss, self._logprobs)
-        ]
-
-
-def _check_loss(loss_fn: str, config: LossConfig) -> None:
-    if loss_fn not in LOSSES:
-        raise ConfigError(f"unknown loss {loss_fn!r}; this engine has {', '.join(LOSSES)}")
-    for key, value in config.items():
-        if key not in CONFIG[loss_fn]:
-            known = ", ".join(CONFIG[loss_fn]) or "no settings"
-            raise ConfigError(f"{loss_fn} has no setting {key!r}; it has {known}")
-        if not isinstance(value, int | float):
-            raise ConfigError(f"{key} of {loss_fn} is a number, found {value!r}")
-
-
-def _places(row: TrainRow, names: tuple[str, ...]) -> np.ndarray:
-    """Positions of a row that take part in a loss with these inputs."""
-    return np.flatnonzero(np.any([getattr(row, name) for name in names], axis=0))
-
-
-def _padded(rows: list[list[int]], device: str) -> Tensor:
-    """[rows, longest] token ids, padded on the right."""
-    width = max(1, max(len(row) for row in rows))
-    return torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)

@@ -15,11 +15,12 @@ from torch import Tensor
 
 def target_logprobs(states: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     """Log-probability of each target [M] after its state [M, d]; head [V, d] gets no gradient."""
-    picked: Tensor = _TargetLogprobs.apply(states, head, targets)
+    kind = _OnGpu if states.is_cuda else _OnCpu
+    picked: Tensor = kind.apply(states, head, targets)
     return picked
 
 
-class _TargetLogprobs(torch.autograd.Function):
+class _OnCpu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, head: Tensor, targets: Tensor) -> Tensor:
         logits = F.linear(states, head).float()
@@ -37,3 +38,22 @@ class _TargetLogprobs(torch.autograd.Function):
         gradient = weight.mul_(-slope / total)  # softmax, times what comes from above; used once
         gradient.scatter_add_(1, targets[:, None], slope)
         return gradient.to(head.dtype) @ head, None, None
+
+
+class _OnGpu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+        from metatrainer.engine import kernels  # needs Triton
+
+        logits = F.linear(states, head)
+        picked, spread = kernels.pick(logits, targets)
+        ctx.save_for_backward(logits, spread, head, targets)
+        return picked
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, None, None]:
+        from metatrainer.engine import kernels
+
+        logits, spread, head, targets = ctx.saved_tensors
+        kernels.pick_back(logits, targets, given[0].contiguous(), spread)  # used once
+        return logits @ head, None, None

@@ -87,6 +87,7 @@ class Adapter:
         shapes = _shapes(config, rank)
         total = sum(math.prod(a) + math.prod(b) for a, b in shapes.values())
         self.flat = torch.zeros(total, device=device)
+        self.scale = torch.full((), alpha / rank, device=device)
         self.grad = torch.zeros_like(self.flat)
         self.moment1 = torch.zeros_like(self.flat)
         self.moment2 = torch.zeros_like(self.flat)

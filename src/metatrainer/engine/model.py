@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Literal, Protocol
 
 import torch
@@ -274,8 +275,22 @@ class Prefix:
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [B, G, P + N, D] of a layer: the rows' beginnings, then their own."""
-        before = self.keys[layer][self.of_row], self.values[layer][self.of_row]
-        return torch.cat((before[0], k), dim=2), torch.cat((before[1], v), dim=2)
+        before = self.keys[layer], self.values[layer]
+        if k.is_cuda:
+            from metatrainer.engine import kernels  # needs Triton
+
+            return (
+                kernels.put_after(before[0], k, self.of_row, self._by_beginning),
+                kernels.put_after(before[1], v, self.of_row, self._by_beginning),
+            )
+        known = (each[self.of_row] for each in before)
+        return tuple(torch.cat(pair, dim=2) for pair in zip(known, (k, v)))
+
+    @cached_property
+    def _by_beginning(self) -> tuple[Tensor, Tensor]:
+        """Rows in order of their beginning [B], and where each beginning's start [R + 1]."""
+        counts = torch.bincount(self.of_row, minlength=len(self.length))
+        return self.of_row.argsort(stable=True), F.pad(counts.cumsum(0), (1, 0))
 
     def mask(self, n: int, window: int | None = None) -> Tensor:
         """What each of a row's n tokens may look at, [B, 1, N, P + N]."""

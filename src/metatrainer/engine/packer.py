@@ -20,12 +20,15 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from metatrainer.engine.decode import Sample, SamplingParams
-from metatrainer.engine.engine import Engine, TrainOutput, TrainRow, Update
+from metatrainer.engine.engine import Engine
 from metatrainer.engine.lora import AdamParams
 from metatrainer.engine.model import ModelConfig
+from metatrainer.engine.updates import TrainOutput, TrainRow, Update
 from metatrainer.errors import MetatrainerError
 
 T = TypeVar("T")
+_PATIENCE = 1.0
+"""How long jobs that were answered together are waited for, as a share of the pass's time."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,9 @@ class Packer:
         self._queue: queue.Queue[_Item | None] = queue.Queue()
         self._advancing: list[_Advance] = []
         self._training: list[_Train] = []
+        self._away: set[Lane] = set()
+        """Jobs that are waited for, until a moment."""
+        self._until = 0.0
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="packer", daemon=True)
         self._thread.start()
@@ -100,31 +106,44 @@ class Packer:
             item.future.set_exception(MetatrainerError("the engine is closed"))
 
     def _take(self) -> bool:
-        """Take what was asked; wait only if there is nothing to do. False: the end."""
+        """Take what was asked; wait if there is nothing to do, or more to come. False: the end."""
         while True:
             idle = not self._advancing and not self._training
+            patience = max(0.0, self._until - time.monotonic()) if self._away else 0.0
             try:
-                item = self._queue.get(block=idle)
+                item = self._queue.get(timeout=None if idle else patience)
             except queue.Empty:
+                self._away.clear()
                 return True
             if item is None:
                 return False
             if isinstance(item, _Call):
                 with _charged([(item.lane, 1)]):
                     _settle(item.future, item.work, self.engine)
-            elif isinstance(item, _Train):
+                continue
+            self._away.discard(item.lane)
+            if isinstance(item, _Train):
                 self._training.append(item)
             else:
                 self._advancing.append(item)
 
+    def _await(self, answered: list[Lane], began: float) -> None:
+        """After a pass that answered most jobs: they will ask again soon, and then go together."""
+        if len(answered) > len(self._advancing) + len(self._training):
+            self._away = set(answered)
+        now = time.monotonic()
+        self._until = now + _PATIENCE * (now - began)
+
     def _advance(self) -> None:
-        items = self._next_batch()
+        items, began = self._next_batch(), time.monotonic()
         with _charged([(item.lane, item.work.rows) for item in items]):
             try:
                 self.engine.advance([item.work for item in items])
             except Exception:
                 self._advance_apart(items)
-        self._advancing = [item for item in self._advancing if not _finished(item)]
+        answered = [item for item in self._advancing if _finished(item)]
+        self._advancing = [item for item in self._advancing if not item.future.done()]
+        self._await([item.lane for item in answered], began)
 
     def _next_batch(self) -> list[_Advance]:
         """Those who came first, as many as make a batch; as rows stop, the next ones join."""
@@ -146,7 +165,7 @@ class Packer:
                 item.future.set_exception(error)
 
     def _train(self) -> None:
-        items, self._training = self._training, []
+        items, self._training, began = self._training, [], time.monotonic()
         with _charged([(item.lane, item.tokens) for item in items]):
             try:
                 outputs = self.engine.forward_backward_many([item.update for item in items])
@@ -157,6 +176,7 @@ class Packer:
         for item, output in zip(items, outputs):
             with _charged([(item.lane, 1)]):
                 _settle(item.future, self._step, item, output)
+        self._await([item.lane for item in items], began)
 
     def _train_alone(self, item: _Train) -> tuple[TrainOutput, dict[str, float]]:
         self.engine.clear_gradient(item.update.adapter)  # of the pass that failed
@@ -215,7 +235,8 @@ class Lane:
 
     def create_adapter(self, rank: int, alpha: float | None = None, seed: int = 0) -> int:
         """See Engine.create_adapter."""
-        return self.call(lambda engine: engine.create_adapter(rank, alpha, seed))
+        made = self._packer.engine.fresh_adapter(rank, alpha, seed)  # meanwhile others go on
+        return self.call(lambda engine: engine.add_adapter(made))
 
     def delete_adapter(self, adapter: int) -> None:
         """See Engine.delete_adapter."""

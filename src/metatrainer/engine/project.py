@@ -15,7 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -76,68 +78,132 @@ class Merged:
 
 
 class LowRank:
-    """All parts by the base in one product; adapters on top, [J, T] tokens at once.
-
-    J adapters with up to T tokens each; fewer are padded, smaller ranks too.
-    """
+    """All parts by the base in one product; adapters on top, each part by its own pair."""
 
     def __init__(self, base: Weights, parts: Sequence[Part]):
-        self._base, self._parts = Plain(base), parts
-        self._shape = (len(parts), max(part.tokens for part in parts))
-        self._rank = max(part.adapter.rank for part in parts if part.adapter)
-        self._seats: Tensor | None = None
-        if any(part.tokens != self._shape[1] for part in parts):
-            seats = [j * self._shape[1] + t for j, p in enumerate(parts) for t in range(p.tokens)]
-            self._seats = torch.tensor(seats, device=base.embed.device)
-        self._pairs: dict[str, tuple[Tensor, Tensor]] = {}
+        self._base, self._adapters = base, [part.adapter for part in parts]
+        self._rank = max(adapter.rank for adapter in self._adapters if adapter)
+        self._seating = seating([part.tokens for part in parts], base.embed.device)
+        self._tables: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
 
     def __call__(self, name: str, layer: int, x: Tensor) -> Tensor:
-        whole = self._base(name, layer, x)
-        a, b = self._pair(name, x.dtype)
-        low = torch.bmm(self._seat(x), a[layer])
-        if self._seats is None:
-            return torch.baddbmm(whole.view(*self._shape, -1), low, b[layer]).flatten(0, 1)
-        return whole + torch.bmm(low, b[layer]).flatten(0, 1).index_select(0, self._seats)
+        return product(x, *self._table(name, x.dtype)[layer], self._seating)
 
-    def _seat(self, x: Tensor) -> Tensor:
-        """[M, in] -> [J, T, in]."""
-        if self._seats is None:
-            return x.view(*self._shape, -1)
-        room = x.new_zeros(self._shape[0] * self._shape[1], x.shape[1])
-        return room.index_copy(0, self._seats, x).view(*self._shape, -1)
-
-    def _pair(self, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """A [L, J, in, n r] and B [L, J, n r, out] of all parts; of the base, zeros."""
-        if name not in self._pairs:
-            some = next(part.adapter for part in self._parts if part.adapter)
-            pairs = [fused(part.adapter or some, name, self._rank) for part in self._parts]
-            lows, highs = zip(
-                *(
-                    pair if part.adapter else map(torch.zeros_like, pair)
-                    for part, pair in zip(self._parts, pairs)
-                )
-            )
-            self._pairs[name] = (
-                torch.stack(lows, dim=1).to(dtype),
-                torch.stack(highs, dim=1).to(dtype),
-            )
-        return self._pairs[name]
+    def _table(self, name: str, dtype: torch.dtype) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of each layer the base's weight and all parts' pairs."""
+        if name not in self._tables:
+            a, b = (pair.to(dtype) for pair in fused(self._adapters, name, self._rank))
+            layers = zip(getattr(self._base, name).unbind(0), a.unbind(0), b.unbind(0))
+            self._tables[name] = list(layers)
+        return self._tables[name]
 
 
-def fused(adapter: Adapter, name: str, rank: int) -> tuple[Tensor, Tensor]:
-    """Of the n modules side by side in a projection: A [L, in, n r] and B [L, n r, out].
+@dataclass(frozen=True)
+class Seating:
+    """How M tokens of J adapters sit in [J, T], T the most that an adapter has."""
+
+    adapters: int
+    room: int
+    places: Tensor | None = None
+    """[M] where each token sits; None: all adapters have T, and the order is the same."""
+    tokens: Tensor | None = None
+    """[J T] who sits there; in an empty place the adapter's own last one."""
+    empty: Tensor | None = None
+    """The empty places."""
+
+    def seat(self, x: Tensor, clear: bool = False) -> Tensor:
+        """[M, n] -> [J, T, n]. clear: with zeros in the empty places, for sums over T."""
+        if self.tokens is not None and self.empty is not None:
+            x = x.index_select(0, self.tokens)
+            if clear:
+                x.index_fill_(0, self.empty, 0.0)
+        return x.view(self.adapters, self.room, -1)
+
+    def add_product(self, whole: Tensor, low: Tensor, high: Tensor) -> None:
+        """Add low [J, T, r] by high [J, r, n] to whole [M, n]."""
+        if self.places is None:
+            whole.view(self.adapters, self.room, -1).baddbmm_(low, high)
+        else:
+            whole += torch.bmm(low, high).flatten(0, 1).index_select(0, self.places)
+
+
+def seating(tokens: Sequence[int], device: torch.device) -> Seating:
+    """Of adapters with so many tokens each."""
+    room = max(tokens)
+    if all(n == room for n in tokens):
+        return Seating(len(tokens), room)
+    count = np.array(tokens)[:, None]
+    seat = np.arange(room)[None, :]
+    taken = (seat < count).ravel()
+    who = (np.minimum(seat, count - 1) + count.cumsum()[:, None] - count).ravel()
+    found = np.flatnonzero(taken), who, np.flatnonzero(~taken)
+    return Seating(len(tokens), room, *(torch.from_numpy(each).to(device) for each in found))
+
+
+def product(x: Tensor, weight: Tensor, a: Tensor, b: Tensor, seating: Seating) -> Tensor:
+    """x [M, in] by weight [out, in], and each adapter's tokens by its pair of a [J, in, r] and
+    b [J, r, out] on top -> [M, out]. The weight gets no gradient."""
+    out: Tensor = _Product.apply(x, weight, a, b, seating)
+    return out
+
+
+class _Product(torch.autograd.Function):
+    """By hand, since it is most of what training is: five products back, nothing added apart."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, a: Tensor, b: Tensor, seating: Seating
+    ) -> Tensor:
+        whole = F.linear(x, weight)
+        low = torch.bmm(seating.seat(x), a)
+        seating.add_product(whole, low, b)
+        ctx.save_for_backward(x, weight, a, b, low)
+        ctx.seating = seating
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, None, Tensor, Tensor, None]:
+        x, weight, a, b, low = ctx.saved_tensors
+        above = given[0].contiguous()
+        seated = ctx.seating.seat(above, clear=True)
+        d_low = torch.bmm(seated, b.transpose(1, 2))
+        d_a = torch.bmm(ctx.seating.seat(x).transpose(1, 2), d_low)
+        d_b = torch.bmm(low.transpose(1, 2), seated)
+        d_x = None
+        if ctx.needs_input_grad[0]:
+            d_x = above @ weight
+            ctx.seating.add_product(d_x, d_low, a.transpose(1, 2))
+        return d_x, None, d_a, d_b, None
+
+
+def fused(adapters: Sequence[Adapter | None], name: str, rank: int) -> tuple[Tensor, Tensor]:
+    """Of the n modules side by side in a projection: A [L, J, in, n r] and B [L, J, n r, out].
 
     B is block-diagonal and scaled: one product each, whatever n is. rank: r, at least the
-    adapter's own; the rest is zeros.
+    adapters' own; the rest is zeros, and all of it for None.
     """
-    missing, scale = rank - adapter.rank, adapter.alpha / adapter.rank
-    pairs = [adapter.pairs[module] for module in FUSED[name]]
-    whole, column = sum(high.shape[1] for _, high in pairs), 0
-    lows, highs = [], []
-    for low, high in pairs:
-        size = high.shape[1]
-        lows.append(F.pad(low, (0, 0, 0, missing)))
-        beside = (column, whole - column - size, 0, missing)
-        highs.append(F.pad(high.transpose(1, 2) * scale, beside))
+    some = next(adapter for adapter in adapters if adapter)
+    scale = torch.stack([(adapter or some).scale for adapter in adapters])[:, None, None]
+    sizes = [some.pairs[module][1].shape[1] for module in FUSED[name]]
+    lows, highs, column = [], [], 0
+    for module, size in zip(FUSED[name], sizes):
+        pairs = [_padded(adapter, some, module, rank) for adapter in adapters]
+        low, high = (torch.stack(each, dim=1) for each in zip(*pairs))
+        lows.append(low)
+        beside = (column, sum(sizes) - column - size)
+        highs.append(F.pad(high.transpose(2, 3) * scale, beside))
         column += size
-    return torch.cat(lows, dim=1).transpose(1, 2), torch.cat(highs, dim=1)
+    return torch.cat(lows, dim=2).transpose(2, 3), torch.cat(highs, dim=2)
+
+
+def _padded(
+    adapter: Adapter | None, some: Adapter, module: str, rank: int
+) -> tuple[Tensor, Tensor]:
+    """A [L, rank, in] and B [L, out, rank] of a module; without an adapter, zeros."""
+    if adapter is None:
+        low, high = (torch.zeros_like(each) for each in some.pairs[module])
+        missing = rank - some.rank
+    else:
+        low, high = adapter.pairs[module]
+        missing = rank - adapter.rank
+    return (F.pad(low, (0, 0, 0, missing)), F.pad(high, (0, missing))) if missing else (low, high)

@@ -23,7 +23,7 @@ from metatrainer.engine import kernels, model
 from metatrainer.engine.decode import Sample, SamplingParams, Streams
 from metatrainer.engine.lora import FUSED, Adapter
 from metatrainer.engine.model import ModelConfig, Plain, Project, Rope, Weights
-from metatrainer.engine.project import fused
+from metatrainer.engine.project import Seating, fused, product
 
 STRIDE = 16
 """Decoding steps between two looks of the host at who has stopped."""
@@ -32,8 +32,6 @@ STOPS = 8
 _TOKENS = 65536
 """Padded tokens of prompts that are computed in one pass."""
 _GROW = 256
-_BLOCK = 128
-"""Tokens of the vocabulary that are summed together before a draw."""
 _NOTHING = torch.empty(0)
 
 
@@ -512,9 +510,7 @@ class _Step:
         """Draw a token for every row from its state, push it through the model."""
         engine, cache, slot = self._engine, self._engine.cache, self._slot
         live = self._left > 0
-        logits = F.linear(cache.hidden[slot], engine.base.head).float()
-        token = self._draw(logits)
-        picked = logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(dim=-1)
+        token, picked = self._draw(F.linear(cache.hidden[slot], engine.base.head))
         at = (self._at % STRIDE).expand(len(slot), 1)
         self._tokens.scatter_(1, at, torch.where(live, token, -1)[:, None])
         self._logprobs.scatter_(1, at, picked[:, None])
@@ -527,30 +523,19 @@ class _Step:
         self._left.copy_(torch.where(live & ~stopped, self._left - 1, 0))
         self._at.add_(1)
 
-    def _draw(self, logits: Tensor) -> Tensor:
-        """[R] tokens by inverse transform; greedy where the temperature is 0.
-
-        In two levels, blocks of tokens and then tokens of a block: a running sum over a whole
-        vocabulary is the slowest thing there is in a step.
-        """
-        shape = self._shape
-        scaled = logits
-        if not shape.plain:
-            cold = self._temperature == 0
-            scaled = logits / torch.where(cold, 1.0, self._temperature)[:, None]
-        if shape.filtered:
+    def _draw(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """[R] tokens by inverse transform, greedy where the temperature is 0, and their
+        log-probabilities at temperature 1."""
+        u = self._draws.gather(1, (self._at % STRIDE).expand(self.rows, 1))[:, 0]
+        if self._shape.plain:
+            return kernels.draw(logits, u)
+        cold = self._temperature == 0
+        logits = logits.float()
+        scaled = logits / torch.where(cold, 1.0, self._temperature)[:, None]
+        if self._shape.filtered:
             scaled = self._filter(scaled)
-        r, v = logits.shape
-        weight = (scaled - scaled.amax(dim=-1, keepdim=True)).exp_()
-        weight = F.pad(weight, (0, -v % _BLOCK)).view(r, -1, _BLOCK)
-        blocks = weight.sum(dim=-1).cumsum(dim=-1)
-        u = self._draws.gather(1, (self._at % STRIDE).expand(r, 1)) * blocks[:, -1:]
-        block = torch.searchsorted(blocks, u, right=True).clamp_(max=blocks.shape[1] - 1)
-        before = F.pad(blocks, (1, 0)).gather(1, block)
-        inside = weight.gather(1, block[:, :, None].expand(r, 1, _BLOCK))[:, 0].cumsum(dim=-1)
-        place = torch.searchsorted(inside, u - before, right=True).clamp_(max=_BLOCK - 1)
-        chosen = (block * _BLOCK + place)[:, 0].clamp_(max=v - 1)
-        return chosen if shape.plain else torch.where(cold, logits.argmax(dim=-1), chosen)
+        token = torch.where(cold, logits.argmax(dim=-1), kernels.draw(scaled, u)[0])
+        return token, kernels.pick(logits, token)[0]
 
     def _filter(self, logits: Tensor) -> Tensor:
         """All tokens outside a row's top-k and top-p at minus infinity."""
@@ -564,45 +549,39 @@ class _Step:
 
 
 class _Bank:
-    """Low-rank pairs of J adapters in fixed places, those of a projection side by side.
-
-    A [L, J, in, n r] and scaled B [L, J, n r, out], block-diagonal, of a projection of n modules.
-    """
+    """Low-rank pairs of J adapters in fixed places: of each projection A [L, J, in, n r] and
+    B [L, J, n r, out], see engine.project.fused."""
 
     def __init__(self, engine: SlotEngine, shape: _Shape):
-        self._plain, self._shape = engine.plain, shape
+        self._base, self._rank = engine.base, shape.rank
+        self._seating = Seating(shape.adapters, shape.rows)
         self._filled: list[tuple[Adapter, int] | None] = [None] * shape.adapters
-        base, rank = engine.base, shape.rank
         self._pairs: dict[str, tuple[Tensor, Tensor]] = {}
         for name, modules in FUSED.items():
-            layers, out, inner = getattr(base, name).shape
-            size, n = (layers, shape.adapters), len(modules) * rank
-            a = base.embed.new_zeros(*size, inner, n)
-            self._pairs[name] = a, base.embed.new_zeros(*size, n, out)
+            layers, out, inner = getattr(self._base, name).shape
+            size, n = (layers, shape.adapters), len(modules) * shape.rank
+            a = self._base.embed.new_zeros(*size, inner, n)
+            self._pairs[name] = a, self._base.embed.new_zeros(*size, n, out)
 
     def __call__(self, name: str, layer: int, x: Tensor) -> Tensor:
         a, b = self._pairs[name]
-        whole = self._plain(name, layer, x)
-        seated = x.view(self._shape.adapters, self._shape.rows, -1)
-        low = torch.bmm(seated, a[layer])
-        return torch.baddbmm(whole.view(*seated.shape[:2], -1), low, b[layer]).flatten(0, 1)
+        return product(x, getattr(self._base, name)[layer], a[layer], b[layer], self._seating)
 
     def fill(self, adapters: list[Adapter | None]) -> None:
         """Put adapters in their places, but for those that are there already."""
-        for j, adapter in enumerate(adapters):
-            # The adapter itself is kept, not its id: that may become another one's.
-            key = None if adapter is None else (adapter, adapter.version)
-            if self._filled[j] == key:
-                continue
-            self._filled[j] = key
-            for name, (a, b) in self._pairs.items():
-                if adapter is None:
-                    a[:, j].zero_()
-                    b[:, j].zero_()
-                else:
-                    low, high = fused(adapter, name, self._shape.rank)
-                    a[:, j].copy_(low)
-                    b[:, j].copy_(high)
+        # The adapter itself is kept, not its id: that may become another one's.
+        keys = [None if adapter is None else (adapter, adapter.version) for adapter in adapters]
+        changed = [j for j, key in enumerate(keys) if self._filled[j] != key]
+        if not changed:
+            return
+        self._filled[: len(keys)] = keys
+        there = torch.tensor(changed, device=self._base.embed.device)
+        for name, (a, b) in self._pairs.items():
+            if any(adapters[j] for j in changed):
+                low, high = fused([adapters[j] for j in changed], name, self._rank)
+                a[:, there], b[:, there] = low.to(a.dtype), high.to(b.dtype)
+            else:
+                a[:, there], b[:, there] = 0, 0
 
 
 def _bucket(n: int) -> int:
