@@ -237,6 +237,20 @@ def test_gradients_agree_with_autograd_through_transformers(reference, engine, t
                 assert (tensor.grad[i] - theirs).norm() / theirs.norm() < 1e-3
 
 
+def test_in_bfloat16_what_is_sampled_is_what_is_trained(reference):
+    """Log-probabilities agree within the type's rounding."""
+    engine = Engine(reference[0], dtype=torch.bfloat16)
+    adapter = moved(engine)
+    requests = [
+        SampleRequest(p, SamplingParams(12), adapter, seed=i) for i, p in enumerate(prompts(6))
+    ]
+    gaps = []
+    for request, sample in zip(requests, engine.sample(requests)):
+        scored = engine.logprobs([request.prompt + sample.tokens], adapter)[0]
+        gaps += [abs(a - b) for a, b in zip(sample.logprobs, scored[len(request.prompt) - 1 :])]
+    assert sum(gaps) / len(gaps) < 0.05  # 2 ** -8 of logits up to 10
+
+
 def test_adapters_do_not_touch_each_other(engine):
     one, two = moved(engine, 1), moved(engine, 2)
     sequence = prompts(1, seed=40, low=15)
