@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-from collections.abc import Awaitable, Callable, Iterator
+import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pool_bodies as bodies
-import pytest
-import runpod_server
-from runpod_server import CHEAP, DEAR, OWNER_KEY, RARE, FakeRunpod
+from runpod_server import CHEAP, DEAR, RARE, FakeRunpod
 from test_local import alive, make_order, runs, started
 
 from metatrainer.config import RunSettings, parse_config
@@ -20,20 +18,8 @@ from metatrainer.pool import jobdir
 from metatrainer.pool.pods import fleet_name
 from metatrainer.pool.runpod import RunpodPool
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("sshd") is None and not Path("/usr/sbin/sshd").exists(),
-    reason="needs sshd; scripts/sshd installs it",
-)
 STAND_IN = "pool_bodies:OnPod"
 SEED = 7
-
-
-@pytest.fixture
-def runpod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRunpod]:
-    monkeypatch.setenv("RUNPOD_API_KEY", OWNER_KEY)
-    with runpod_server.serving(tmp_path / "pods") as fake:
-        fake.variables["SIGNALS"] = str(tmp_path)
-        yield fake
 
 
 def settings(fake: FakeRunpod, workers: int = 1, packed: int = 1, **more: Any) -> RunSettings:
@@ -43,8 +29,6 @@ def settings(fake: FakeRunpod, workers: int = 1, packed: int = 1, **more: Any) -
         "money": {"usd_per_slot_hour": 5.0},
         "limits": {"max_seconds": 15.0},
     }
-    import sys
-
     given["runpod"]["python"] = sys.executable
     for table, values in more.items():
         given[table] = {**given.get(table, {}), **values}

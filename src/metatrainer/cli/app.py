@@ -19,6 +19,7 @@ from metatrainer.cli.export import export
 from metatrainer.cli.families import family
 from metatrainer.cli.job import job
 from metatrainer.cli.options import Config, Set, folder_of
+from metatrainer.cli.pool import pool
 from metatrainer.cli.resumable import fail, resumable
 from metatrainer.cli.solve import solve
 from metatrainer.cli.students import students
@@ -53,6 +54,7 @@ app = typer.Typer(
 nano = typer.Typer(help="The small models that ship with metatrainer.", no_args_is_help=True)
 app.add_typer(family, name="families")
 app.add_typer(job, name="job")
+app.add_typer(pool, name="pool")
 app.add_typer(students, name="students")
 app.add_typer(nano, name="nano")
 app.command()(watch)

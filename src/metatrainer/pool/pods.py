@@ -46,6 +46,19 @@ def gpus_of(settings: RunSettings) -> int:
     return settings.inner.gpus if settings.inner.trainer == "prime-rl" else 1
 
 
+def pod_body(settings: RunSettings, name: str, gpu: str, public_key: str) -> dict[str, Any]:
+    """What Runpod is asked for."""
+    return {
+        "name": name,
+        "image": settings.runpod.image,
+        "cloud": settings.runpod.cloud,
+        "gpu": {"id": gpu, "count": gpus_of(settings)},
+        "disk": settings.runpod.disk_gb,
+        "ports": ["22/tcp"],
+        "env": {"PUBLIC_KEY": public_key},
+    }
+
+
 def affordable(settings: RunSettings, catalogue: Sequence[GpuType]) -> list[tuple[float, GpuType]]:
     """GPU types that will do, with the price of a pod an hour, from the cheapest on.
 
@@ -199,26 +212,13 @@ class Fleet:
 
     async def _create(self, name: str, gpu: str) -> Pod | None:
         try:
-            return await self._api.create(self.body(name, gpu))
+            return await self._api.create(pod_body(self._settings, name, gpu, self.keys.public()))
         except PoolError:  # it may be there all the same
             await asyncio.sleep(self.poll_seconds)
             for pod in await self._mine():
                 if pod.name == name:
                     return pod
             raise
-
-    def body(self, name: str, gpu: str) -> dict[str, Any]:
-        """What is asked for."""
-        settings = self._settings.runpod
-        return {
-            "name": name,
-            "image": settings.image,
-            "cloud": settings.cloud,
-            "gpu": {"id": gpu, "count": gpus_of(self._settings)},
-            "disk": settings.disk_gb,
-            "ports": ["22/tcp"],
-            "env": {"PUBLIC_KEY": self.keys.public()},
-        }
 
     def _enter(self, pod: Pod) -> None:
         """Note a pod before anything is waited for."""

@@ -363,6 +363,7 @@ cd {home} && read -r setup
 export PYTHONPATH="$PWD/src${{PYTHONPATH:+:$PYTHONPATH}}"
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 setsid {python} -m {switch} >>deadman.log 2>&1 </dev/null &
+switch=$!
 if flock -n lock true; then
     rm -f ready
     for r in requests/*/; do [ -d "$r" ] && [ ! -e "$r/answer.json" ] && rm -rf "$r"; done
@@ -372,7 +373,8 @@ fi
 n=0
 while [ ! -e ready ] || [ ! -e armed ]; do
     n=$((n + 1))
-    if [ $n -gt {tries} ] || {{ [ -n "$pid" ] && ! kill -0 $pid 2>/dev/null; }}; then
+    if [ $n -gt {tries} ] || {{ [ -n "$pid" ] && ! kill -0 $pid 2>/dev/null; }} ||
+        {{ [ ! -e armed ] && ! kill -0 $switch 2>/dev/null && [ ! -e armed ]; }}; then
         tail -c 1500 runner.log >&2
         [ -e armed ] || tail -c 500 deadman.log >&2
         exit 1

@@ -84,15 +84,19 @@ class RunpodPool(WorkerPool):
             await self.close()
             raise
 
-    async def close(self) -> None:
-        """End all pods, and with them what they were asked for."""
+    async def close(self, *, keep_pods: bool = False) -> None:
+        """End all pods, and with them what they were asked for.
+
+        keep_pods: leave them to the next controller, or to their switches.
+        """
         tasks = [*self._coming, *([self._watching] if self._watching else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await super().close()
         try:
-            await self.fleet.end_all()
+            if not keep_pods:
+                await self.fleet.end_all()
         finally:
             await self._api.close()
 
