@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,8 +147,18 @@ def read(folder: Path) -> dict[str, str]:
 
 def check(files: dict[str, str], trial: Trial) -> Verdict:
     """Validate a job in a sandbox of its own. Raises SandboxUnavailable."""
+    (verdict,) = check_all([files], trial)
+    return verdict
+
+
+def check_all(jobs: Iterable[dict[str, str]], trial: Trial) -> Iterator[Verdict]:
+    """Validate jobs one after another, each in a session of one sandbox, against the same items.
+
+    Raises SandboxUnavailable.
+    """
     with Guest(FIRST_SLOT, trial.settings.unsafe_without_sandbox) as guest:
-        return validate(files, trial.rules, guest)
+        for files in jobs:
+            yield validate(files, trial.rules, guest)
 
 
 def preview(files: dict[str, str], spec: JobSpec, trial: Trial, rollouts: int) -> Preview:

@@ -60,7 +60,9 @@ def test_a_new_job_is_valid_as_it_stands(job: Job, tmp_path: Path) -> None:
     checked = job("validate", "mine", "--family", "triage")
     assert (checked.returncode, checked.stderr) == (0, "")
     assert checked.stdout.startswith("ok: nano-finch")
-    verdict = json.loads(job("validate", "mine", "--family", "triage", "--json").stdout)
+    told = json.loads(job("validate", "mine", "--family", "triage", "--json").stdout)
+    (verdict,) = told["jobs"]
+    assert (told["valid"], told["refused"], verdict["folder"]) == (1, 0, "mine")
     assert (verdict["ok"], verdict["findings"]) == (True, [])
     assert verdict["estimate"]["rollouts"] == 1280 and "1,280 rollouts" in checked.stdout
 
@@ -83,7 +85,8 @@ def test_a_broken_job_is_refused_with_its_findings(job: Job, folder: Path) -> No
     for command in ("validate", "run"):
         printed = job(command, "persona-job", *PERSONA, "--json")
         assert printed.returncode == 1
-        verdict = json.loads(printed.stdout)
+        told = json.loads(printed.stdout)
+        verdict = told["jobs"][0] if command == "validate" else told
         assert (verdict["ok"], verdict["findings"][0]["code"]) == (False, "E-ASYNC")
 
 

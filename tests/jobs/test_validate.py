@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from suite.good import REFERENCE
 
 from metatrainer import families
 from metatrainer.engine.files import load_tokenizer
@@ -25,13 +26,6 @@ RULES = TaskRules(
 PACKAGE = "environment/__init__.py"
 TOML = "[prime_rl]\nmodel = 'nano-wren'\nlearning_rate = 0.01\n"
 GOOD = {**FAMILY.starter_files(), "job.toml": TOML}
-
-
-def at(text):
-    """Where the starter has a text, as findings give a place."""
-    before, found, _ = GOOD[PACKAGE].partition(text)
-    assert found, text
-    return f"{PACKAGE}:{before.count(chr(10)) + 1}"
 
 
 def changed(old, new, file=PACKAGE):
@@ -56,46 +50,16 @@ __all__"""
     return {**GOOD, PACKAGE: text, "environment/data.json": data}
 
 
-@pytest.mark.parametrize("name", families.NAMES)
-def test_the_starter_of_each_family_is_valid(guest, name):
-    family = families.get(name)
-    rules = TaskRules(
-        family,
-        RULES.students,
-        1280,
-        30.0,
-        family.items("hidden", 5, 64),
-        family.items("dev", 5, 4),
-    )
-    verdict = validate({**family.starter_files(), "job.toml": TOML}, rules, guest)
-    assert render(verdict.findings) == ""
-    assert verdict.ok
+@pytest.mark.parametrize("case", REFERENCE, ids=lambda case: case.family)
+def test_the_reference_job_of_each_family_is_valid(guest, case):
+    family = families.get(case.family)
+    hidden, dev = family.items("hidden", 5, 64), family.items("dev", 5, 4)
+    verdict = validate(case.files, replace(RULES, family=family, hidden=hidden, dev=dev), guest)
+    assert (verdict.ok, render(verdict.findings)) == (True, "")
     assert verdict.spec.prime_rl.model == "nano-wren"
 
 
 REWARD = "        return 1.0 if self.data.answer in reply else 0.0\n"
-
-FINE = {
-    "shaped by tool calls": changed(
-        REWARD, "        return (reply == self.data.answer) + 0.1 * len(trace.tool_messages[:2])\n"
-    ),
-    "only with tools": changed(
-        REWARD,
-        "        return float(reply == self.data.answer and bool(trace.tool_messages))\n",
-    ),
-    "punishes": changed(REWARD, "        return 1.0 if reply == self.data.answer else -1.0\n"),
-    "two levels": changed("LEVELS = [1]", "LEVELS = [1, 2]"),
-    "prints": changed("rng = random.Random(0)", "rng = random.Random(0); print('hello')"),
-    "own train items": with_items(FAMILY.items("train", 3, 32)),
-    "notes beside": {**GOOD, "README.md": "notes"},
-}
-
-
-@pytest.mark.parametrize("files", FINE.values(), ids=FINE)
-def test_valid(guest, files):
-    verdict = validate(files, RULES, guest)
-    assert (verdict.ok, render(verdict.findings)) == (True, "")
-
 
 WARNED = {
     "a bonus for all": (
@@ -146,114 +110,19 @@ def test_an_estimate_counts_the_students_own_tokens(guest):
     assert 2 * estimate.prompt_tokens < estimate.tokens < estimate.most_tokens == 1280 * 512
 
 
-def without(name):
-    return {file: text for file, text in GOOD.items() if file != name}
-
-
-def toml(extra, model="nano-wren"):
-    return {**GOOD, "job.toml": TOML.replace("nano-wren", model) + extra}
-
-
-MANY = "for i in range(TASKS):"
-HEAD = "    @vf.reward(weight=1.0)\n    async def correct(self, trace: vf.Trace) -> float:"
-
-BROKEN = {
-    "no settings": (without("job.toml"), "E-FILE job.toml is missing"),
-    "bad settings": (toml("batch_size = 3\n"), "E-BATCH job.toml:4"),
-    "other model": (toml("", "nano-wrem"), "E-MODEL job.toml:2 model = nano-wrem; allowed: nano-"),
-    "model by path": (toml("", "/models/nano-wren"), "E-MODEL job.toml:2"),
-    "budget": (
-        toml("max_steps = 21\n"),
-        "E-BUDGET job.toml:4 max_steps * batch_size = 21 * 64 = 1344; allowed: at most 1280",
-    ),
-    "no package": (without(PACKAGE), f"E-FILE {PACKAGE} is missing"),
+NO_FOLDERS = {
     "path": ({**GOOD, "../x.py": ""}, "E-FILE '../x.py' is not a path"),
     "too large": ({**GOOD, "data.json": "x" * (2 << 20)}, "E-FILE 5 files"),
     "no text": ({**GOOD, "data.json": "\ud800"}, "E-FILE a file holds characters"),
-    "null byte": ({**GOOD, PACKAGE: "\0"}, f"E-SYNTAX {PACKAGE}"),
-    "syntax": (changed("class Data(", "class Data(("), "E-SYNTAX " + at("class Data")),
-    "not async": (
-        changed("    async def correct", "    def correct"),
-        "E-ASYNC " + at("async"),
-    ),
-    "old arguments": (
-        changed("correct(self, trace: vf.Trace)", "correct(self, completion, answer)"),
-        f"E-ARGS {at('async def')} reward correct takes completion, answer; allowed: self, task",
-    ),
-    "old api": (
-        changed("__all__", "def load_environment(): return vf.Rubric()\n\n__all__"),
-        f"E-V0 {at('__all__')} load_environment is of verifiers v0",
-    ),
-    "no reward": (changed("    @vf.reward(weight=1.0)\n", ""), "E-REWARD no @vf.reward method"),
-    "reward elsewhere": (
-        changed(HEAD, "    @vf.metric\n    async def reward(self, trace):"),
-        f"E-REWARD {PACKAGE} reward fails on a reply that is right",
-    ),
-    "import": (
-        changed("import random\n", "import randon\n"),
-        f"E-IMPORT {at('import r')} Module",
-    ),
-    "no export": (changed("__all__", "names"), f"E-IMPORT {PACKAGE} TypeError: the package has no"),
-    "two tasksets": (
-        changed("__all__ = [", "class More(Tasks): pass\n__all__ = ['More', "),
-        "E-IMPORT",
-    ),
-    "load fails": (
-        changed("rng = random.Random(0)", "rng = {}[0]"),
-        f"E-LOAD {at('rng =')} Key",
-    ),
-    "field not declared": (changed("    world: dict\n", ""), "E-DATA"),
-    "field not given": (changed(', answer=drawn["answer"]', ""), "E-LOAD"),
-    "no prompt": (changed('prompt=drawn["prompt"]', 'prompt=" "'), "E-DATA"),
-    "a prompt longer than the context": (
-        changed('prompt=drawn["prompt"]', 'prompt=drawn["prompt"] + " so" * 600'),
-        f"E-CONTEXT {PACKAGE} a prompt has",
-    ),
-    "no answer": (changed('answer=drawn["answer"]', 'answer=""'), "E-DATA"),
-    "broken world": (changed('world=drawn["world"]', 'world={"BelMar": 3}'), "E-WORLD"),
-    "too few tasks": (changed("TASKS = 64", "TASKS = 5"), "E-TASKS"),
-    "no tasks": (changed("TASKS = 64", "TASKS = 0"), "E-TASKS"),
-    "the same task": (changed(MANY, MANY + "\n            rng = random.Random(1)"), "E-TASKS"),
-    "the same key": (
-        changed(HEAD, "    @property\n    def key(self): return 'k'\n\n" + HEAD),
-        "E-KEYS",
-    ),
-    "none": (changed(REWARD, "        pass\n"), f"E-REWARD {PACKAGE}"),
-    "raises on empty": (
-        changed(REWARD, "        return float(reply.split()[0] == self.data.answer)\n"),
-        f"E-REWARD {at('return 1.0')} reward fails on a reply that is empty: IndexError",
-    ),
-    "nan": (changed(REWARD, "        return float('nan')\n"), f"E-REWARD {PACKAGE}"),
-    "huge": (changed("return 1.0 if", "return 1e9 if"), "E-RANGE"),
-    "constant": (changed(REWARD, "        return 1.0\n"), "E-SPREAD"),
-    "wrong way round": (changed("return 1.0 if", "return -1.0 if"), "E-SPREAD"),
-    "length only": (changed(REWARD, "        return min(len(reply), 50) / 50\n"), "E-SPREAD"),
-    "tools only": (changed(REWARD, "        return float(len(trace.tool_messages) > 0)\n"), "E-S"),
-    "slow": (
-        changed(REWARD, "        import time; time.sleep(0.03)\n" + REWARD),
-        "E-SLOW",
-    ),
-    "prints too much": (changed("LEVELS =", "print('x' * (1 << 20))\nLEVELS ="), "E-OUTPUT"),
-    "exits": (changed("LEVELS =", "import os; os._exit(0)\nLEVELS ="), "E-CRASH"),
-    "eats memory": (changed("LEVELS =", "x = bytearray(3 << 30)\nLEVELS ="), "E-MEMORY"),
 }
 
 
-@pytest.mark.parametrize("files,said", BROKEN.values(), ids=BROKEN)
-def test_broken(guest, files, said):
+@pytest.mark.parametrize("files,said", NO_FOLDERS.values(), ids=NO_FOLDERS)
+def test_what_no_folder_can_hold_is_refused(guest, files, said):
+    """All else that is refused is in the suite."""
     verdict = validate(files, RULES, guest)
-    assert not verdict.ok
+    assert (verdict.ok, verdict.cheating) == (False, False)
     assert render(verdict.findings).startswith(said)
-    assert not verdict.cheating
-    for finding in verdict.findings:
-        assert len(finding.render().split()) <= 40
-        assert json.loads(json.dumps(finding.as_dict()))["code"] == finding.code
-
-
-def test_an_endless_loop_ends(guest, monkeypatch):
-    monkeypatch.setattr("metatrainer.jobs.validate.CALL_SECONDS", 0.5)
-    verdict = validate(changed("rng = random.Random(0)", "while True: pass"), RULES, guest)
-    assert render(verdict.findings).startswith("E-TIMEOUT " + at("rng ="))
 
 
 @pytest.mark.parametrize("text,parseable", [(TOML, True), ("[prime_rl]", True), ("[x", False)])

@@ -63,24 +63,40 @@ def job_new(
 
 @job.command("validate")
 def job_validate(
-    folder: Folder,
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders, each with job.toml and the environment.")
+    ],
     family: Family,
     as_json: Json = False,
     config: Config = None,
     settings: Set = [],  # noqa: B006 (typer reads the default, nothing changes it)
 ) -> None:
-    """Check a job as a submission is checked. Exits with 1 if it is refused.
+    """Check jobs as submissions are checked. Exits with 1 if one is refused.
+
+    Of one job all findings are printed, of several a line each, and how many are valid.
 
     \b
     metatrainer job validate persona-job --family persona
+    metatrainer job validate jobs/* --family persona --json
     """
-    files, trial = _read(folder, family, config, settings)
-    verdict = _judge(files, trial, as_json)
+    from metatrainer import by_hand
+
+    jobs, trial = _read(folders, family, config, settings)
+    verdicts = []
+    for folder, verdict in zip(folders, by_hand.check_all(jobs, trial), strict=True):
+        verdicts.append(verdict)
+        if not as_json and len(jobs) > 1:
+            print(_verdict_line(folder, verdict), flush=True)
+    valid = sum(verdict.ok for verdict in verdicts)
     if as_json:
-        print(json.dumps(_verdict(verdict), indent=2))
+        told = [{"folder": str(f), **_verdict(v)} for f, v in zip(folders, verdicts)]
+        print(json.dumps({"valid": valid, "refused": len(jobs) - valid, "jobs": told}, indent=2))
+    elif len(jobs) > 1:
+        print(f"{len(jobs)} jobs: {valid} valid, {len(jobs) - valid} refused")
     else:
-        print(f"ok: {_spec_line(verdict)} ({verdict.seconds:.1f} s)")
-        _print_more(verdict)
+        _print_verdict(verdicts[0])
+    if valid < len(jobs):
+        raise typer.Exit(1)
 
 
 @job.command("preview")
@@ -105,7 +121,7 @@ def job_preview(
     from metatrainer import by_hand
     from metatrainer.errors import EnvError, JobError
 
-    files, trial = _read(folder, family, config, settings)
+    (files,), trial = _read([folder], family, config, settings)
     spec = _judge(files, trial, as_json).spec
     assert spec is not None  # a job that was not refused has one
     try:
@@ -160,7 +176,7 @@ def job_run(
         _print_plan(by_hand.planned(folder, family, _settings(config, settings)), as_json)
         return
     by_hand.check_trainer(_settings(config, settings))
-    files, trial = _read(folder, family, config, settings)
+    (files,), trial = _read([folder], family, config, settings)
     verdict = _judge(files, trial, as_json)
     assert verdict.spec is not None  # a job that was not refused has one
 
@@ -256,16 +272,16 @@ def _settings(config: Path | None, overrides: list[str]) -> RunSettings:
 
 
 def _read(
-    folder: Path, family: str, config: Path | None, overrides: list[str]
-) -> tuple[dict[str, str], Trial]:
-    """A job's files and what to judge them by, once there is a sandbox to do it in."""
+    folders: list[Path], family: str, config: Path | None, overrides: list[str]
+) -> tuple[list[dict[str, str]], Trial]:
+    """Jobs' files and what to judge them by, once there is a sandbox to do it in."""
     from metatrainer import by_hand
     from metatrainer.sandbox.unwalled import has_walls
 
     trial = by_hand.make_trial(_settings(config, overrides), family)
-    files = by_hand.read(folder)
+    jobs = [by_hand.read(folder) for folder in folders]
     has_walls(trial.settings.unsafe_without_sandbox)
-    return files, trial
+    return jobs, trial
 
 
 def _judge(files: dict[str, str], trial: Trial, as_json: bool) -> Verdict:
@@ -280,6 +296,22 @@ def _judge(files: dict[str, str], trial: Trial, as_json: bool) -> Verdict:
             _print_findings(verdict.findings)
         raise typer.Exit(1)
     return verdict
+
+
+def _verdict_line(folder: Path, verdict: Verdict) -> str:
+    """A verdict among others: what to mend first, or what the job is, and codes of the rest."""
+    first = _spec_line(verdict) if verdict.ok else verdict.findings[0].render()
+    rest = [finding.code for finding in verdict.findings[0 if verdict.ok else 1 :]]
+    more = f" (and {', '.join(rest)})" if rest else ""
+    return f"{'ok     ' if verdict.ok else 'refused'}  {one_line(str(folder), 200)}  {first}{more}"
+
+
+def _print_verdict(verdict: Verdict) -> None:
+    """All of one verdict."""
+    if not verdict.ok:
+        return _print_findings(verdict.findings)
+    print(f"ok: {_spec_line(verdict)} ({verdict.seconds:.1f} s)")
+    _print_more(verdict)
 
 
 def _print_findings(findings: list[Finding]) -> None:

@@ -53,7 +53,7 @@ def _rows(fields: Mapping[str, FieldInfo]) -> str:
         may_be = ", ".join(map(str, VERSIONS)) if name == "version" else allowed(field)
         default = "refused" if field.is_required() else f"`{json.dumps(field.default)}`"
         about = " ".join((field.description or "").split())
-        rows.append(f"| `{name}` | {may_be or 'a table'} | {default} | {about} |")
+        rows.append(f"| `{name}` | {may_be} | {default} | {about} |")
     return "\n".join(rows)
 
 

@@ -171,7 +171,7 @@ def _explain(error: dict[str, Any], text: str) -> Finding:
         return Finding("E-MISSING", JOB_FILE, None, f"{what} is missing", "", fix)
     code = CODES.get(loc[1], "E-TYPE") if len(loc) > 1 else "E-TYPE"
     found = f"{key} = {str(error['input'])[:40]}"
-    return Finding(code, JOB_FILE, line, found, _allowed(loc) or error["msg"])
+    return Finding(code, JOB_FILE, line, found, _allowed(loc))
 
 
 def _table(loc: list[str]) -> type[BaseModel]:
@@ -184,9 +184,9 @@ def _allowed(loc: list[str]) -> str:
 
 
 def allowed(field: FieldInfo) -> str:
-    """What a key may be, in words, from its declaration; empty if that is all its type says."""
+    """What a key may be, in words, from its declaration."""
     kind = {int: "a whole number", float: "a number", str: "a text"}.get(
-        cast(type, field.annotation), ""
+        cast(type, field.annotation), "a table"
     )
     bounds = {
         name: getattr(part, name)
