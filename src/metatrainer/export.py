@@ -25,6 +25,7 @@ from metatrainer.report.text import duration, headline
 from metatrainer.rundir import RunDir
 from metatrainer.students import catalogue
 from metatrainer.students.score import wilson
+from metatrainer.verify import Verified, verify
 
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 PROMPTS, TOOLS = "prompts", "tools.json"
@@ -57,10 +58,20 @@ def checkpoint(run: RunDir, step: int | None) -> Checkpoint:
     return saved[step]
 
 
-def export(run: RunDir, found: Checkpoint, out: Path) -> list[Path]:
-    """Write an agent's folder, whole or not at all. Returns the files in it.
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
 
-    Raises ConfigError for a folder that holds something and a checkpoint that is gone.
+    files: list[Path]
+    """In the folder."""
+    verified: Verified | None
+
+
+def export(run: RunDir, found: Checkpoint, out: Path, *, verified: bool = False) -> Exported:
+    """Write an agent's folder, whole or not at all.
+
+    verified: compare the adapter with what the run recorded, see `verify`. Raises ConfigError for a
+    folder that holds something and a checkpoint that is gone.
     """
     settings = run.settings
     with folders.whole(out) as folder:
@@ -69,6 +80,7 @@ def export(run: RunDir, found: Checkpoint, out: Path) -> list[Path]:
             summary, prompts = summarise(ledger), _prompts(ledger)
             row = ledger.run()
             assert row is not None  # a summary was made of it
+            compared = verify(settings, ledger, found.step, folder) if verified else None
         _write_prompts(prompts, folder / PROMPTS)
         shutil.copyfile(run.config, folder / run.config.name)
         versions = json.loads(row.versions)
@@ -78,7 +90,8 @@ def export(run: RunDir, found: Checkpoint, out: Path) -> list[Path]:
         }
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
-    return sorted(path.relative_to(out) for path in out.rglob("*") if path.is_file())
+    files = sorted(path.relative_to(out) for path in out.rglob("*") if path.is_file())
+    return Exported(files, compared)
 
 
 def _write_adapter(run: RunDir, settings: RunSettings, path: str, folder: Path) -> None:

@@ -26,13 +26,19 @@ def export(
             help="Commit it to this repository of the Hugging Face hub too, a private one if new.",
         ),
     ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Load it in peft and compare it with what the run's agent sampled."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Write a trained agent for others: adapter (PEFT), model card, prompts, config, an example.
 
     \b
     metatrainer export nano-20250101-1
-    metatrainer export runs/nano-20250101-1 --step 8 --out my-agent
+    metatrainer export runs/nano-20250101-1 --step 8 --out my-agent --verify
     metatrainer export nano-20250101-1 --push ada/nano-agent
     """
     from metatrainer import folders, rundir
@@ -47,13 +53,19 @@ def export(
         from metatrainer import hub
 
         hub.check(push)
-    files = write(found_run, found, out)
+    done = write(found_run, found, out, verified=verify)
+    files, compared = [str(file) for file in done.files], done.verified
     address = hub.push(out, push) if push else None
     if as_json:
-        done = {**asdict(found), "folder": str(out), "files": [str(f) for f in files]}
-        print(json.dumps({**done, "pushed": address}, indent=2))
+        facts = {**asdict(found), "folder": str(out), "files": files, "pushed": address}
+        print(json.dumps({**facts, "verified": compared and asdict(compared)}, indent=2))
         return
-    print(f"the agent after step {found.step} is in {out}: {', '.join(map(str, files))}")
+    print(f"the agent after step {found.step} is in {out}: {', '.join(files)}")
+    if compared:
+        print(
+            f"verified: {compared.tokens} recorded tokens in peft, log-probabilities at most "
+            f"{compared.worst:.1e} away"
+        )
     print(f"try it: python {out / 'example.py'}")
     if address:
         print(f"pushed to {address}")
