@@ -75,12 +75,13 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=64, help="tasks of each family")
     parser.add_argument("--families", default="", help="the run's held-out ones")
     options = parser.parse_args()
+    families = [name for name in options.families.split(",") if name]
     result = {
         "benchmark": "agents",
         "run": options.run,
         "n": options.n,
-        **compare(options.run, [name for name in options.families.split(",") if name], options.n),
         "export": exported(options.run),
+        **compare(options.run, families, options.n),
     }
     print(json.dumps(result | _machine.facts(), indent=1))
 
