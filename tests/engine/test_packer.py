@@ -92,7 +92,7 @@ def test_work_is_really_shared(packer, engine, monkeypatch):
 
 def test_jobs_that_were_answered_together_go_on_together(packer, engine, monkeypatch):
     """Who comes first waits for the others, so that none trains alone."""
-    monkeypatch.setattr(packing, "_PATIENCE", 60.0)
+    monkeypatch.setattr(packing, "_PATIENCE", 1e4)
     lanes = [packer.lane() for _ in range(4)]
     adapters = [lane.create_adapter(4, seed=i) for i, lane in enumerate(lanes)]
     sizes = []
@@ -101,13 +101,15 @@ def test_jobs_that_were_answered_together_go_on_together(packer, engine, monkeyp
     monkeypatch.setattr(engine, "forward_backward_many", counted)
 
     def train(i):
-        for _ in range(8):
+        for _ in range(100):
             time.sleep(0.005 * i)
             lanes[i].update(train_rows(2), adapters[i], "cross_entropy", AdamParams(0.01))
+            if sizes.count(4) == 3:  # after a pass of all, so that none waits for one that ended
+                return
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(train, range(4)))
-    assert sizes.count(4) >= 4  # until the first of them has ended
+    assert len(sizes) < 10
 
 
 def test_two_ways_of_projecting_agree(reference, monkeypatch):

@@ -119,6 +119,7 @@ def test_commands(home, tmp_path):
 
     assert "mine" in run("add", "mine", str(tiny))
     run("prime", "mine", "mine-tools", "--steps", "1")
+    run("prime", "mine", "mine-all", "--steps", "1", "--full")
     listed = {model["name"]: model for model in json.loads(run("--json"))}
     assert listed["mine"]["path"] == str(tiny)
     assert listed["mine-tools"]["path"] == str(home / "models" / "mine-tools")

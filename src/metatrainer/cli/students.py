@@ -77,6 +77,9 @@ def students_prime(
     name: Annotated[str, typer.Argument(help="A student.", show_default=False)],
     new: New,
     steps: Annotated[int, typer.Option(min=1, help="Updates, of 64 conversations each.")] = 400,
+    full: Annotated[
+        bool, typer.Option("--full", help="Train all weights, in place of an adapter of rank 64.")
+    ] = False,
 ) -> None:
     """Make a student of a model that was never taught to call tools.
 
@@ -92,7 +95,7 @@ def students_prime(
     from metatrainer.console import share_shown
     from metatrainer.engine import Engine
     from metatrainer.students import catalogue
-    from metatrainer.students.prime import Priming, prime
+    from metatrainer.students.prime import FULL_RATE, Priming, prime
 
     catalogue.check_new(new)
     out = catalogue.home() / new
@@ -100,7 +103,8 @@ def students_prime(
         raise ConfigError(f"{out} is there already; delete it or take another name")
     engine = Engine.open(catalogue.verified_folder(name), name)
     with share_shown(Console(stderr=True)) as at:
-        for done, loss in prime(engine, out, Priming(steps=steps)):
+        how = Priming(steps, full=full, learning_rate=FULL_RATE if full else Priming.learning_rate)
+        for done, loss in prime(engine, out, how):
             at(done / steps, f"loss {loss:.3f}")
     model = catalogue.add(new, out)
     print(f"{model.name}: {out}")

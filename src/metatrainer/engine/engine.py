@@ -19,11 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from metatrainer.engine.adam import AdamParams, Trained, details
 from metatrainer.engine.batching import common_prefix, families_of, micro_batches
 from metatrainer.engine.decode import Decoder, Feed, Sample, SamplingParams, Turn, draw
 from metatrainer.engine.files import load_model, load_tokenizer
+from metatrainer.engine.full import STATE_FILE, FullWeights
 from metatrainer.engine.head import target_logprobs
-from metatrainer.engine.lora import AdamParams, Adapter
+from metatrainer.engine.lora import Adapter
 from metatrainer.engine.losses import CONFIG, INPUTS, LOSSES, LossConfig
 from metatrainer.engine.model import (
     Plain,
@@ -96,6 +98,7 @@ class Engine:
         self._slots = self._open_slots() if device.startswith("cuda") else None
         self._prefixes = PrefixStore(_PREFIX_BYTES)
         self._tokenizer: Any = None
+        self._full: FullWeights | None = None
 
     @classmethod
     def open(cls, folder: Path, name: str | None = None) -> Engine:
@@ -119,6 +122,23 @@ class Engine:
     def clock(self) -> float:
         """Seconds from some moment on, to measure a job's time by."""
         return time.monotonic()
+
+    # All weights
+
+    def train_all(self, folder: Path | None = None) -> None:
+        """From here on the base itself is what adapter None trains; from a saved state, if given.
+
+        Raises ConfigError where others sit on this base: a job that trains it has it to itself.
+        """
+        if self._adapters:
+            raise ConfigError(
+                f"{len(self._adapters)} adapters sit on this base; open another engine to train it"
+            )
+        self._full = self._full or FullWeights(self.config, self.base)
+        if folder:
+            details(folder / STATE_FILE)
+            self._full.load(folder / STATE_FILE)
+            self._prefixes.forget(None)
 
     # Adapters
 
@@ -144,9 +164,12 @@ class Engine:
         """A frozen copy of an adapter, to sample from while the original trains on."""
         return self.add_adapter(self._get(adapter).copy())
 
-    def save_state(self, adapter: int, folder: Path) -> None:
-        """Weights and optimizer state, exact."""
-        self._get(adapter).save_state(folder)
+    def save_state(self, adapter: int | None, folder: Path) -> None:
+        """Weights and optimizer state, exact; those of None are for train_all."""
+        if adapter is None:
+            self._trained(None).save(folder / STATE_FILE)
+        else:
+            self._get(adapter).save_state(folder)
 
     def load_state(self, folder: Path, optimizer: bool = True) -> int:
         """A new adapter from what save_state wrote, with or without its optimizer state."""
@@ -163,6 +186,8 @@ class Engine:
 
     def add_adapter(self, adapter: Adapter) -> int:
         """Take an adapter into the bank; its number."""
+        if self._full:
+            raise ConfigError("this engine trains its base; open another one for adapters")
         self._next_adapter += 1
         self._adapters[self._next_adapter] = adapter
         return self._next_adapter
@@ -171,6 +196,14 @@ class Engine:
         if adapter not in self._adapters:
             raise ConfigError(f"no adapter {adapter}; it was deleted or never made")
         return self._adapters[adapter]
+
+    def _trained(self, adapter: int | None) -> Trained:
+        """What updates of an adapter change."""
+        if adapter is not None:
+            return self._get(adapter)
+        if self._full is None:
+            raise ConfigError("the base is not trained here; train_all says that it shall be")
+        return self._full
 
     @torch.no_grad()
     def weights(self, adapter: int | None) -> Weights:
@@ -328,7 +361,7 @@ class Engine:
     def forward_backward(
         self,
         rows: list[TrainRow],
-        adapter: int,
+        adapter: int | None,
         loss_fn: str,
         backward: bool = True,
         config: LossConfig | None = None,
@@ -348,6 +381,7 @@ class Engine:
         """The same for several adapters in shared passes: rows of one touch no other's gradient."""
         for update in updates:
             check_loss(update.loss_fn, update.config)
+            self._trained(update.adapter)  # there is one
         batch = Batch(updates)
         todo = micro_batches(batch.lengths, min(self._budget, self._fitting()), batch.update_of)
         found = []  # looked at when all is asked for: a GPU goes on meanwhile
@@ -383,15 +417,15 @@ class Engine:
         return max(_CPU_TOKENS, int(_GPU_SHARE * free / size))
 
     def update(
-        self, rows: list[TrainRow], adapter: int, loss_fn: str, adam: AdamParams
+        self, rows: list[TrainRow], adapter: int | None, loss_fn: str, adam: AdamParams
     ) -> tuple[TrainOutput, dict[str, float]]:
         """forward_backward and optim_step in one."""
         output = self.forward_backward(rows, adapter, loss_fn)
         return output, self.optim_step(adapter, adam)
 
-    def clear_gradient(self, adapter: int) -> None:
+    def clear_gradient(self, adapter: int | None) -> None:
         """Forget what forward_backward has added since the last step."""
-        self._get(adapter).grad.zero_()
+        self._trained(adapter).grad.zero_()
 
     def _micro_batch(
         self, batch: Batch, members: list[int], backward: bool
@@ -401,12 +435,8 @@ class Engine:
             losses, picked = self._losses(batch, members)
             if backward:
                 # Gradients are added once all are there: a pass that fails leaves none behind.
-                leaves = [
-                    tensor
-                    for u in losses
-                    for pair in self._get(batch.updates[u].adapter).pairs.values()
-                    for tensor in pair
-                ]
+                trained = [self._trained(batch.updates[u].adapter) for u in losses]
+                leaves = [leaf for each in trained for leaf in each.leaves]
                 total = torch.stack(list(losses.values())).sum()
                 gradients = torch.autograd.grad(total, leaves)
                 torch._foreach_add_([leaf.grad for leaf in leaves], gradients)
@@ -438,10 +468,10 @@ class Engine:
             }
             for u, mine in by_update.items()
         }
-        project = self._trained(batch, owners, width)
-        hidden, _, _ = forward(self.config, self.base, project, self.rope, ids, prefix)
+        weights, project = self._multiplied(batch, owners, width)
+        hidden, _, _ = forward(self.config, weights, project, self.rope, ids, prefix)
         states = hidden.flatten(0, 1).index_select(0, where)
-        picked = target_logprobs(states, self.base.head, targets)
+        picked = target_logprobs(states, weights.head, targets)
         losses, begin = {}, 0
         for u, mine in by_update.items():
             loss_fn, end = batch.updates[u].loss_fn, begin + sum(len(batch.places[m]) for m in mine)
@@ -466,14 +496,17 @@ class Engine:
         """A tensor on the device, without waiting for what that does."""
         return here if self._slots is None else here.pin_memory().to(self.device, non_blocking=True)
 
-    def _trained(self, batch: Batch, owners: list[int], tokens: int) -> Project:
-        """What multiplies rows of `tokens` tokens each, differentiable in their adapters."""
-        counts = Counter(owners)
+    def _multiplied(self, batch: Batch, owners: list[int], tokens: int) -> tuple[Weights, Project]:
+        """What rows of `tokens` tokens each go through, differentiable in what they train."""
+        if self._full:
+            weights = self._full.weights()
+            return weights, Plain(weights)
+        counts = Counter(owners)  # in the order of the rows
+        adapters = {u: batch.updates[u].adapter for u in counts}
         parts = [
-            Part(self._get(batch.updates[u].adapter), count * tokens)
-            for u, count in counts.items()  # in the order of the rows
+            Part(self._get(a), counts[u] * tokens) for u, a in adapters.items() if a is not None
         ]
-        return projector(self.config, self.base, parts)
+        return self.base, projector(self.config, self.base, parts)
 
     def _shared_beginnings(
         self, batch: Batch, rows: list[TrainRow], firsts: list[int], owners: list[int]
@@ -490,11 +523,14 @@ class Engine:
         if sum(firsts) - sum(len(tokens) for _, tokens in unique) < _SHARED_TOKENS:
             return None
         ids = self._padded([list(tokens) for _, tokens in unique])
-        project = self._trained(batch, [owner for owner, _ in unique], ids.shape[1])
-        _, keys, values = forward(self.config, self.base, project, self.rope, ids)
+        weights, project = self._multiplied(batch, [owner for owner, _ in unique], ids.shape[1])
+        _, keys, values = forward(self.config, weights, project, self.rope, ids)
         length = torch.tensor([len(tokens) for _, tokens in unique])
         return Prefix(keys, values, self._there(length), self._there(torch.tensor(of_row)))
 
-    def optim_step(self, adapter: int, params: AdamParams) -> dict[str, float]:
+    def optim_step(self, adapter: int | None, params: AdamParams) -> dict[str, float]:
         """One Adam step on the gradients added since the last one."""
-        return {"grad_norm": self._get(adapter).adam_step(params)}
+        norm = self._trained(adapter).adam_step(params)
+        if adapter is None:
+            self._prefixes.forget(None)
+        return {"grad_norm": norm}

@@ -1,7 +1,7 @@
 """The last layer in training: log-probabilities of given tokens, without a table of all of them.
 
-One function of autograd, so that a vocabulary's worth of numbers for each token is written once and
-turned into its own gradient in place, where the library's parts would make four tables.
+Of a frozen head one function of autograd, so that a vocabulary's worth of numbers for each token is
+written once and turned into its own gradient in place, where the library's parts would make four.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from torch import Tensor
 
 
 def target_logprobs(states: Tensor, head: Tensor, targets: Tensor) -> Tensor:
-    """Log-probability of each target [M] after its state [M, d]; head [V, d] gets no gradient."""
+    """Log-probability of each target [M] after its state [M, d]; head [V, d]."""
+    if head.requires_grad:  # all weights are trained
+        logits = F.linear(states, head).float()
+        return logits.log_softmax(dim=-1).gather(1, targets[:, None])[:, 0]
     kind = _OnGpu if states.is_cuda else _OnCpu
     picked: Tensor = kind.apply(states, head, targets)
     return picked

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from metatrainer.engine.adam import Trained, details
 from metatrainer.engine.model import ModelConfig, Weights
 from metatrainer.errors import ConfigError
 
@@ -44,20 +45,6 @@ PEFT_PREFIX = "base_model.model."
 _STATE_FILE = "adapter_state.safetensors"
 
 
-@dataclass(frozen=True)
-class AdamParams:
-    """Adam's settings for one step."""
-
-    learning_rate: float
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    """Decoupled, as in AdamW."""
-    grad_clip_norm: float = 0.0
-    """Largest norm of the gradient; 0 leaves it as it is."""
-
-
 def _shapes(config: ModelConfig, rank: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
     """(A, B) shapes of each module, stacked along the layers."""
     d, f, n = config.hidden_size, config.intermediate_size, config.num_hidden_layers
@@ -75,36 +62,16 @@ def _shapes(config: ModelConfig, rank: int) -> dict[str, tuple[tuple[int, ...], 
     return {m: ((n, rank, i), (n, o, rank)) for m, (i, o) in sizes.items()}
 
 
-class Adapter:
-    """Parameters and optimizer state of one adapter.
-
-    All parameters are views of one flat tensor, gradients and moments likewise, so that Adam is a
-    handful of operations whatever the number of modules.
-    """
+class Adapter(Trained):
+    """Parameters and optimizer state of one adapter."""
 
     def __init__(self, config: ModelConfig, rank: int, alpha: float, device: str = "cpu"):
         self.config, self.rank, self.alpha = config, rank, alpha
         shapes = _shapes(config, rank)
-        total = sum(math.prod(a) + math.prod(b) for a, b in shapes.values())
-        self.flat = torch.zeros(total, device=device)
+        super().__init__([shape for pair in shapes.values() for shape in pair], device)
         self.scale = torch.full((), alpha / rank, device=device)
-        self.grad = torch.zeros_like(self.flat)
-        self.moment1 = torch.zeros_like(self.flat)
-        self.moment2 = torch.zeros_like(self.flat)
-        self.steps = 0
-        self.version = 0
-        """Counts changes of the weights, so that whoever caches something can notice."""
-        self.pairs: dict[str, tuple[Tensor, Tensor]] = {}
-        offset = 0
-        for module, pair in shapes.items():
-            views = []
-            for shape in pair:
-                size = math.prod(shape)
-                view = self.flat[offset : offset + size].view(shape).requires_grad_()
-                view.grad = self.grad[offset : offset + size].view(shape)
-                views.append(view)
-                offset += size
-            self.pairs[module] = (views[0], views[1])
+        pairs = zip(self.leaves[::2], self.leaves[1::2])
+        self.pairs: dict[str, tuple[Tensor, Tensor]] = dict(zip(shapes, pairs))
 
     def initialise(self, seed: int) -> None:
         """A uniform as in PEFT (Kaiming, slope sqrt(5)), B zero: the adapter changes nothing."""
@@ -126,25 +93,6 @@ class Adapter:
         }
         return replace(base, **changed)
 
-    @torch.no_grad()
-    def adam_step(self, params: AdamParams) -> float:
-        """One Adam step on the gathered gradient, which is then cleared. Returns its norm."""
-        norm = float(self.grad.norm())
-        if params.grad_clip_norm > 0 and norm > params.grad_clip_norm:
-            self.grad.mul_(params.grad_clip_norm / norm)
-        self.steps += 1
-        self.moment1.lerp_(self.grad, 1 - params.beta1)
-        self.moment2.mul_(params.beta2).addcmul_(self.grad, self.grad, value=1 - params.beta2)
-        if params.weight_decay:
-            self.flat.mul_(1 - params.learning_rate * params.weight_decay)
-        scale = (1 - params.beta2**self.steps) ** 0.5
-        denominator = self.moment2.sqrt().div_(scale).add_(params.eps)
-        step_size = params.learning_rate / (1 - params.beta1**self.steps)
-        self.flat.addcdiv_(self.moment1, denominator, value=-step_size)
-        self.grad.zero_()
-        self.version += 1
-        return norm
-
     def copy(self) -> Adapter:
         """The same weights with a fresh optimizer: a frozen copy for sampling."""
         twin = Adapter(self.config, self.rank, self.alpha, str(self.flat.device))
@@ -154,32 +102,14 @@ class Adapter:
 
     def save_state(self, folder: Path) -> None:
         """Weights and optimizer, exact: training goes on bit for bit after load_state."""
-        folder.mkdir(parents=True, exist_ok=True)
-        tensors = {"flat": self.flat, "moment1": self.moment1, "moment2": self.moment2}
-        save_file(
-            {k: v.detach().cpu().contiguous() for k, v in tensors.items()},
-            folder / _STATE_FILE,
-            metadata={"steps": str(self.steps), "rank": str(self.rank), "alpha": str(self.alpha)},
-        )
+        self.save(folder / _STATE_FILE, rank=str(self.rank), alpha=str(self.alpha))
 
     @classmethod
     def load_state(cls, config: ModelConfig, folder: Path, device: str = "cpu") -> Adapter:
         """Read what save_state wrote. Raises ConfigError if it is not there or does not fit."""
-        from safetensors import safe_open
-
-        path = folder / _STATE_FILE
-        if not path.exists():
-            raise ConfigError(f"no adapter state at {folder}")
-        with safe_open(path, "pt") as file:
-            meta = file.metadata()
-            adapter = cls(config, int(meta["rank"]), float(meta["alpha"]), device)
-            if file.get_tensor("flat").shape != adapter.flat.shape:
-                raise ConfigError(f"the adapter at {folder} belongs to another base model")
-            with torch.no_grad():
-                adapter.flat.copy_(file.get_tensor("flat"))
-            adapter.moment1.copy_(file.get_tensor("moment1"))
-            adapter.moment2.copy_(file.get_tensor("moment2"))
-            adapter.steps = int(meta["steps"])
+        meta = details(folder / _STATE_FILE)
+        adapter = cls(config, int(meta["rank"]), float(meta["alpha"]), device)
+        adapter.load(folder / _STATE_FILE)
         return adapter
 
     def save_peft(self, folder: Path, base_name: str) -> None:

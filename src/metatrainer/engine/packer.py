@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from metatrainer.engine.adam import AdamParams
 from metatrainer.engine.decode import Sample, SamplingParams
 from metatrainer.engine.engine import Engine
-from metatrainer.engine.lora import AdamParams
 from metatrainer.engine.model import ModelConfig
 from metatrainer.engine.updates import TrainOutput, TrainRow, Update
 from metatrainer.errors import MetatrainerError

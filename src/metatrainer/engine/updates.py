@@ -36,7 +36,8 @@ class Update:
     """What one adapter is trained on in one pass."""
 
     rows: list[TrainRow]
-    adapter: int
+    adapter: int | None
+    """None is the base itself, see Engine.train_all."""
     loss_fn: str
     config: LossConfig = field(default_factory=dict)
     """Settings of the loss that are not its defaults."""

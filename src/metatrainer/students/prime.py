@@ -1,8 +1,8 @@
 """Shows a language model how a student works: how tools are called, and little skill beyond that.
 
 A model that was never taught to call tools scores nothing, so that reinforcement learning has
-nothing to choose from. It is trained, through a low-rank adapter that is then merged, on the same
-synthetic conversations as the nano students, of which few are right. Knows nothing about jobs.
+nothing to choose from. It is trained, all its weights or an adapter that is then merged, on the
+same synthetic conversations as the nano students, of which few are right. Knows nothing about jobs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,17 @@ class Priming:
 
     steps: int = 400
     batch: int = 64
+    full: bool = False
+    """All weights; else an adapter."""
     rank: int = 64
+    """Of the adapter."""
     learning_rate: float = 5e-4
     warmup: int = 20
     seed: int = 0
 
 
+FULL_RATE = 1e-4
+"""Learning rate that suits all weights: an adapter's is several times as high."""
 SKILLS = {
     "persona": Skill(share=1 / 6, right=0.12, lazy=0.3),
     "inventory": Skill(share=1 / 6, right=0.12, lazy=0.3),
@@ -48,7 +53,11 @@ def prime(engine: Engine, out: Path, how: Priming) -> Iterator[tuple[int, float]
     traces = student_traces(SKILLS, how.steps * how.batch, how.seed, chat)
     longest = engine.config.max_position_embeddings
     traces = [trace for trace in traces if len(trace.tokens) <= longest]
-    adapter = engine.create_adapter(how.rank, alpha=2 * how.rank, seed=how.seed)
+    adapter = None
+    if how.full:
+        engine.train_all()
+    else:
+        adapter = engine.create_adapter(how.rank, alpha=2 * how.rank, seed=how.seed)
     rng = random.Random(how.seed)
     for step in range(how.steps):
         batch = rng.sample(traces, how.batch)
