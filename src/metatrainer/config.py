@@ -34,6 +34,9 @@ class AgentSettings(Settings):
     """A model of the catalogue, a folder, or a name that the hosted service knows."""
     backend: Literal["embedded", "tinker"] = "embedded"
     """Where it is sampled and trained: in this process, or the hosted Tinker service."""
+    start: str | None = None
+    """What its adapter begins from: a run, or a folder of `metatrainer warmstart`; left out, a new
+    adapter. Of the hosted service also a tinker:// path."""
     renderer: str = "nano"
     """tinker-cookbook renderer for its chat format."""
     lora_rank: int = Field(16, ge=1, le=256)

@@ -23,6 +23,7 @@ from metatrainer.cli.pool import pool
 from metatrainer.cli.resumable import fail, resumable
 from metatrainer.cli.solve import solve
 from metatrainer.cli.students import students
+from metatrainer.cli.warmstart import warmstart
 from metatrainer.cli.watch import watch
 from metatrainer.errors import ConfigError, MetatrainerError, SandboxUnavailable
 from metatrainer.shown import one_line, visible
@@ -60,6 +61,7 @@ app.add_typer(nano, name="nano")
 app.command()(watch)
 app.command("eval")(evaluate)
 app.command()(export)
+app.command()(warmstart)
 app.command()(solve)
 
 

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metatrainer.config import RunSettings
-from metatrainer.errors import AgentError, ConfigError
+from metatrainer.errors import ConfigError
 from metatrainer.ledger import Ledger
 from metatrainer.outer import checkpoints, plan
+from metatrainer.outer.service import describe, opened
+from metatrainer.outer.start import bring
 from metatrainer.pool.base import Pool
 from metatrainer.progress import Progress, Silent
-from metatrainer.shown import one_line
 
 if TYPE_CHECKING:
     from metatrainer.outer.env import EpisodeMaker, Stage
@@ -57,9 +56,10 @@ async def train(
     over = frozenset(row.id for row in ledger.episodes() if row.done)
     left = [planned for planned in plan.whole_run(settings) if str(planned.id) not in over]
     progress.run_started(settings.outer.steps - len(ledger.steps()), len(left))
-    with log_to(logs / "train.log"), _opened(settings, run_dir) as service:
+    with log_to(logs / "train.log"), opened(settings, run_dir) as service:
         stage, recorder = await _prepare(settings, service, ledger, make_episode, progress, over)
-        run = _Run(settings, logs, ledger, RecordingService(service, recorder), stage)
+        start = bring(settings, run_dir)
+        run = _Run(settings, logs, ledger, RecordingService(service, recorder), stage, start)
         await _baselines(settings, ledger, pool, progress)
         await run.heldout("heldout_before")
         await run.training()
@@ -75,6 +75,8 @@ class _Run:
     ledger: Ledger
     service: Any
     stage: Stage
+    start: str | None
+    """The checkpoint that training begins from; None for a new adapter."""
 
     async def heldout(self, phase: plan.HeldOut) -> None:
         """Play what is left of the held-out episodes, with the untrained agent or the trained."""
@@ -113,6 +115,7 @@ class _Run:
             max_tokens=agent.max_tokens,
             log_path=str(self.logs),
             lora_rank=agent.lora_rank,
+            load_checkpoint_path=self.start,
             temperature=agent.temperature,
             renderer_name=agent.renderer,
             # A step that is played again, from the record, must meet the weights it was sampled on.
@@ -131,6 +134,9 @@ class _Run:
         last = checkpoints.last(self.logs, "sampler_path") if trained else None
         if last:
             return await self.service.create_sampling_client_async(model_path=last["sampler_path"])
+        if self.start:
+            trainer = await self.service.create_training_client_from_state_async(self.start)
+            return await trainer.save_weights_and_get_sampling_client_async()
         model = self.settings.agent.model
         return await self.service.create_sampling_client_async(base_model=model)
 
@@ -149,27 +155,20 @@ async def _prepare(
     progress: Progress,
     over: frozenset[str],
 ) -> tuple[Stage, Recorder]:
-    """Ask the service for the model's tokenizer and context, and set up stage and record."""
-    from tinker_cookbook import tokenizer_utils
-
-    from metatrainer.outer import renderer
+    """Ask the service for the agent's model, and set up stage and record."""
     from metatrainer.outer.env import Stage
     from metatrainer.outer.replay import Recorder
 
-    agent = settings.agent
-    sampler = await service.create_sampling_client_async(base_model=agent.model)
-    tokenizer = await asyncio.to_thread(sampler.get_tokenizer)
-    if agent.backend == "embedded":
-        tokenizer_utils.register_tokenizer(agent.model, lambda: tokenizer)
+    model = await describe(service, settings.agent)
     stage = Stage(
-        renderer=renderer.get(agent.renderer, tokenizer),
-        max_tokens=agent.max_tokens,
-        context=await _context(service, agent.model),
+        renderer=model.renderer,
+        max_tokens=settings.agent.max_tokens,
+        context=model.context,
         make=make_episode,
         progress=progress,
         over=over,
     )
-    return stage, Recorder(ledger, settings.seed, tokenizer.decode)
+    return stage, Recorder(ledger, settings.seed, model.tokenizer.decode)
 
 
 async def _baselines(settings: RunSettings, ledger: Ledger, pool: Pool, progress: Progress) -> None:
@@ -187,43 +186,3 @@ async def _baselines(settings: RunSettings, ledger: Ledger, pool: Pool, progress
                 ledger.record_eval(
                     "baseline", s.student, s.family, s.n, s.mean, s.low, s.high, seconds
                 )
-
-
-async def _context(service: Any, model: str) -> int | None:
-    capabilities = await service.get_server_capabilities_async()
-    lengths = [m.max_context_length for m in capabilities.supported_models if m.model_name == model]
-    return lengths[0] if lengths else None
-
-
-@contextmanager
-def _opened(settings: RunSettings, run_dir: Path) -> Iterator[Any]:
-    """The Tinker service that the settings name."""
-    if settings.agent.backend == "tinker":
-        yield from _hosted()
-        return
-    from metatrainer.students import catalogue
-    from metatrainer.tinker.client import ServiceClient
-
-    folder = catalogue.agent_folder(settings.agent.model)
-    service = ServiceClient(run_dir / "checkpoints", lambda _: _engine(folder), settings.seed)
-    try:
-        yield service
-    finally:
-        service.close()
-
-
-def _hosted() -> Iterator[Any]:
-    import tinker
-
-    from metatrainer.outer import preflight
-
-    try:
-        yield preflight.hosted()
-    except tinker.TinkerError as error:
-        raise AgentError(f"the Tinker service failed: {one_line(str(error), 300)}") from error
-
-
-def _engine(folder: Path) -> Any:
-    from metatrainer.engine import Engine
-
-    return Engine(folder)

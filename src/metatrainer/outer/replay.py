@@ -188,6 +188,10 @@ class RecordingService:
     async def create_lora_training_client_async(self, *args: Any, **kwargs: Any) -> Any:
         return await self._trainer(self._service.create_lora_training_client_async, args, kwargs)
 
+    async def create_training_client_from_state_async(self, *args: Any, **kwargs: Any) -> Any:
+        create = self._service.create_training_client_from_state_async
+        return await self._trainer(create, args, kwargs)
+
     async def create_training_client_from_state_with_optimizer_async(
         self, *args: Any, **kwargs: Any
     ) -> Any:

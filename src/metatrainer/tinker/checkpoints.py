@@ -25,6 +25,9 @@ _KIND_OF_TYPE: dict[str, Kind] = {"training": "weights", "sampler": "sampler_wei
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
+_ADOPTED, _ADOPTED_NAME = "run-start", "start"
+
+
 class RunInfo(BaseModel):
     """What is known about a training run; a copy lies in each of its checkpoints."""
 
@@ -62,7 +65,7 @@ class CheckpointStore:
         return info
 
     def save(
-        self, info: RunInfo, kind: Kind, name: str, write: Callable[[Path], None], overwrite: bool
+        self, info: RunInfo, kind: Kind, name: str, write: Callable[[Path], object], overwrite: bool
     ) -> str:
         """Have `write` fill a folder and put it in place. Returns its tinker:// path."""
         if not _NAME.fullmatch(name):
@@ -83,6 +86,22 @@ class CheckpointStore:
         (staging / "run.json").write_text(info.model_dump_json())
         _publish(staging, place)
         return f"tinker://{info.run_id}/{kind}/{name}"
+
+    def adopt(self, other: CheckpointStore, path: str) -> str:
+        """Copy the training state of another store's checkpoint here. Returns its path here."""
+        folder, info = other.find(path, "weights")
+        return self.save(
+            info.model_copy(update={"run_id": _ADOPTED}),
+            "weights",
+            _ADOPTED_NAME,
+            lambda staging: shutil.copytree(folder / "state", staging / "state"),
+            overwrite=False,
+        )
+
+    def adopted(self) -> str | None:
+        """The path of what was adopted, if anything was."""
+        there = (self._root / _ADOPTED / "weights" / _ADOPTED_NAME / "run.json").is_file()
+        return f"tinker://{_ADOPTED}/weights/{_ADOPTED_NAME}" if there else None
 
     def find(self, path: str, kind: Kind | None = None) -> tuple[Path, RunInfo]:
         """Folder and run of a tinker:// path. kind: the only one that fits the call."""

@@ -1,8 +1,8 @@
 """The one place where tinker-cookbook is changed from outside, for the time of a `with` block.
 
-Within `serve` its RL loop runs unedited on the given service; within `log_to` it writes its log
-into a file instead of taking over the process's logging and its terminal. Knows nothing about what
-the service is.
+Within `serve` its RL and supervised loops run unedited on the given service; within `log_to` it
+writes its log into a file instead of taking over the process's logging and its terminal. Knows
+nothing about what the service is.
 """
 
 from __future__ import annotations
@@ -36,15 +36,19 @@ class _TinkerAsSeen(ModuleType):
 
 @contextmanager
 def serve(service: object) -> Iterator[None]:
-    """Have tinker-cookbook's RL loop use `service` wherever it would make a ServiceClient."""
+    """Have tinker-cookbook's loops use `service` wherever they would make a ServiceClient."""
     from tinker_cookbook.rl import train
+    from tinker_cookbook.supervised import train as supervised
 
+    loops = (train, supervised)
     real = train.tinker
-    train.tinker = _TinkerAsSeen(real, service)
+    for loop in loops:
+        loop.tinker = _TinkerAsSeen(real, service)
     try:
         yield
     finally:
-        train.tinker = real
+        for loop in loops:
+            loop.tinker = real
 
 
 @contextmanager
