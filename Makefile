@@ -32,6 +32,7 @@ sshd:
 bench: $(READY)
 	$(BIN)/python benchmarks/nano_job.py
 	$(BIN)/python benchmarks/packing.py
+	$(BIN)/python benchmarks/validate.py
 
 gpu: $(READY)
 	$(BIN)/python benchmarks/gpu.py

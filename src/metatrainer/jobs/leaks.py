@@ -33,8 +33,9 @@ _WORD = re.compile(r"\w+")
 def words(text: str) -> tuple[str, ...]:
     """The words of a text in order, folded to lower case and to plain characters."""
     plain = unicodedata.normalize("NFKC", text)
-    seen = "".join(c for c in plain if unicodedata.category(c) != "Cf")
-    return tuple(_WORD.findall(seen.casefold()))
+    if not plain.isascii():  # among plain characters there is none to leave out
+        plain = "".join(c for c in plain if unicodedata.category(c) != "Cf")
+    return tuple(_WORD.findall(plain.casefold()))
 
 
 def bag(text: str) -> tuple[str, ...]:

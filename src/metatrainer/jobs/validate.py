@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 
 from metatrainer.config import nearest
@@ -44,6 +45,11 @@ class TaskRules:
     max_seconds: float
     hidden: Sequence[Item]
     dev: Sequence[Item]
+
+    @cached_property
+    def leaks(self) -> Leaks:
+        """The items, prepared once for all submissions to the task."""
+        return Leaks(self.hidden, self.dev)
 
 
 @dataclass(frozen=True)
@@ -86,9 +92,8 @@ def validate(files: dict[str, str], task: TaskRules, guest: Guest) -> Verdict:
     spec: JobSpec | None = None
     estimate: Estimate | None = None
     try:
-        leaks = Leaks(task.hidden, task.dev)
-        spec = _check_text(files, task, leaks)
-        findings, estimate = _check_running(files, spec, task, leaks, guest)
+        spec = _check_text(files, task)
+        findings, estimate = _check_running(files, spec, task, guest)
         ok = True
     except Refused as refused:
         findings, ok = refused.findings, False
@@ -104,7 +109,7 @@ def validate(files: dict[str, str], task: TaskRules, guest: Guest) -> Verdict:
     )
 
 
-def _check_text(files: dict[str, str], task: TaskRules, leaks: Leaks) -> JobSpec:
+def _check_text(files: dict[str, str], task: TaskRules) -> JobSpec:
     """Everything that needs no code to run."""
     if JOB_FILE not in files:
         raise Refused([Finding("E-FILE", JOB_FILE, None, "is missing", "", "write job.toml")])
@@ -122,7 +127,7 @@ def _check_text(files: dict[str, str], task: TaskRules, leaks: Leaks) -> JobSpec
     findings += check_source(files)
     if findings:
         raise Refused(findings)
-    if leak := leaks.in_files(files):
+    if leak := task.leaks.in_files(files):
         raise Refused([leak])
     return spec
 
@@ -152,7 +157,7 @@ def _check_rules(spec: JobSpec, task: TaskRules, text: str) -> list[Finding]:
 
 
 def _check_running(
-    files: dict[str, str], spec: JobSpec, task: TaskRules, leaks: Leaks, guest: Guest
+    files: dict[str, str], spec: JobSpec, task: TaskRules, guest: Guest
 ) -> tuple[list[Finding], Estimate | None]:
     """Import, load and probe the environment in the sandbox. Returns warnings and an estimate."""
     environment = spec.environment
@@ -160,7 +165,7 @@ def _check_running(
     try:
         with guest.session(files, environment.module, environment.args, CALL_SECONDS) as session:
             rows = session.load()
-            if fault := check_tasks(rows, task.family, package) or leaks.in_tasks(rows):
+            if fault := check_tasks(rows, task.family, package) or task.leaks.in_tasks(rows):
                 raise Refused([fault])
             asked = _probe(task, rows)
             lengths = measure(spec, task.family, rows, asked)
