@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from metatrainer.agent.policies import Choice, Message, Script, Scripted, say
 from metatrainer.agent.task import draw_task
 from metatrainer.agent.validator import Validator
 from metatrainer.config import RunSettings
 from metatrainer.episode import Episode, EpisodeId, play
+from metatrainer.jobs.spec import JOB_FILE, JobSpec, parse_job_toml
+from metatrainer.jobs.validate import Verdict
 from metatrainer.ledger import Ledger
 from metatrainer.pool import jobdir
 from metatrainer.pool.base import JobOrder, JobResult
@@ -26,6 +28,22 @@ HIDDEN_SEED = 20_250_101
 ID = EpisodeId("train", 3, 1, 5)
 WRITE = Choice("nano-wren", "1e-5", batch_size=32, group_size=8, max_steps=5).write()
 """The call that makes a starter workspace a valid job."""
+
+
+class TomlValidator:
+    """Looks at job.toml alone."""
+
+    async def validate(self, files: Mapping[str, str], rules: Any) -> Verdict:
+        spec = parse_job_toml(files.get(JOB_FILE, ""))
+        ok = isinstance(spec, JobSpec)
+        return Verdict(
+            ok=ok,
+            spec=spec if isinstance(spec, JobSpec) else None,
+            findings=[] if isinstance(spec, JobSpec) else spec,
+            seconds=0.0,
+            cheating=False,
+            parseable=True,
+        )
 
 
 class RecordingPool:

@@ -10,10 +10,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hub_server import READER, TOKEN, Hub
+from lab import RecordingPool, TomlValidator
 from safetensors.torch import load_file, save_file
 
 from metatrainer import experiment, hub, rundir
@@ -24,7 +26,8 @@ from metatrainer.config import parse_config
 from metatrainer.errors import ConfigError, MetatrainerError
 from metatrainer.export import ADAPTER, checkpoint, export
 from metatrainer.ledger import Ledger
-from metatrainer.progress import Silent
+from metatrainer.outer import loop
+from metatrainer.outer.episodes import episode_maker
 from metatrainer.rundir import RunDir
 from metatrainer.students import catalogue
 from metatrainer.verify import verify
@@ -34,8 +37,6 @@ SMALL = {
     "agent": {"max_turns": 6},
     "outer": {"steps": 2, "groups": 1, "group_size": 4, "heldout_episodes": 1},
     "evaluation": {"items": 8},
-    "limits": {"max_rollouts": 320, "max_seconds": 2},
-    "pool": {"workers": 1, "packed": 1},
     "money": {"usd_per_slot_hour": 36.0},
 }
 FILES = {"README.md", *ADAPTER, "config.toml", "example.py"} | {
@@ -45,15 +46,19 @@ FILES = {"README.md", *ADAPTER, "config.toml", "example.py"} | {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    """A whole run of the nano agent, of two steps."""
+    """A whole run of the nano agent, of two steps. Its jobs are not trained, only scored.
+
+    Some of its submissions are refused and some are not, so that each step has an effect.
+    """
     torch.set_num_threads(1)
     settings = parse_config(SMALL)
     made = rundir.create(settings, tmp_path_factory.mktemp("export") / "mine")
     with Ledger(made.ledger) as ledger:
-        config = settings.model_dump_json()
-        # With this seed of the hidden items, rewards differ within groups: each step has an effect.
-        ledger.create_run("mine", "nano", config, settings.seed, experiment.versions(), 3)
-    asyncio.run(experiment.run(settings, made, resume=False, progress=Silent()))
+        experiment.enter(ledger, made.name, settings)
+        pool: Any = RecordingPool()
+        validator: Any = TomlValidator()
+        make = episode_maker(settings, made.path, ledger, pool, validator)
+        asyncio.run(loop.train(settings, made.path, ledger, pool, make, resume=False))
     return made
 
 
@@ -148,6 +153,54 @@ def test_nothing_is_left_of_an_export_that_fails(run: RunDir, tmp_path: Path) ->
     with pytest.raises(ConfigError, match="cannot write"):
         export(broken, checkpoint(broken, None), tmp_path / "agent")
     assert [path.name for path in tmp_path.iterdir()] == ["broken"]
+
+
+def hosted(run: RunDir, folder: Path) -> RunDir:
+    """The same run, had its agent been trained by the hosted service."""
+    shutil.copytree(run.path, folder)
+    base = str(catalogue.agent_folder("nano-agent"))
+    text = (folder / "config.toml").read_text()
+    text = text.replace('model = "nano-agent"', f'model = "{base}"')
+    (folder / "config.toml").write_text(text.replace('"embedded"', '"tinker"', 1))
+    return RunDir(folder)
+
+
+def test_the_adapter_of_a_hosted_agent_is_fetched(
+    run: RunDir, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The download is stood in for; what it brings is renamed by tinker-cookbook itself."""
+    from tinker_cookbook import weights
+
+    asked = []
+
+    def download(*, tinker_path: str, output_dir: str) -> str:
+        asked.append(tinker_path)
+        Path(output_dir).mkdir()
+        for name in ADAPTER:
+            shutil.copyfile(folder / name, Path(output_dir) / name)
+        return output_dir
+
+    monkeypatch.setattr(weights, "download", download)
+    monkeypatch.setenv("TINKER_API_KEY", "tml-key")
+    there = hosted(run, tmp_path / "hosted")
+    found = checkpoint(there, None)
+    assert {str(f) for f in export(there, found, tmp_path / "agent").files} == FILES
+    assert asked == [found.path]
+    ours, theirs = (load_file(path / ADAPTER[1]) for path in (tmp_path / "agent", folder))
+    assert ours.keys() == theirs.keys()
+    assert all(ours[name].equal(tensor) for name, tensor in theirs.items())
+    card = (tmp_path / "agent" / "README.md").read_text()
+    assert "the model is hosted" in card and f"base_model: {there.settings.agent.model}" in card
+
+
+def test_a_hosted_agent_that_cannot_be_fetched(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = hosted(run, tmp_path / "hosted")
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match="TINKER_API_KEY"):
+        export(there, checkpoint(there, None), tmp_path / "agent")
+    assert [path.name for path in tmp_path.iterdir()] == ["hosted"]
 
 
 # -- the hub -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import WRITE, RecordingPool
+from lab import WRITE, RecordingPool, TomlValidator
 
 from metatrainer import rundir, solve
 from metatrainer.agent.policies import Message, call
@@ -22,8 +22,7 @@ from metatrainer.config import RunSettings, parse_config
 from metatrainer.engine import Engine
 from metatrainer.errors import AgentError, ConfigError, MetatrainerError
 from metatrainer.families import scaffold
-from metatrainer.jobs.spec import JOB_FILE, JobSpec, parse_job_toml
-from metatrainer.jobs.validate import Verdict
+from metatrainer.jobs.spec import JOB_FILE
 from metatrainer.ledger import Ledger
 from metatrainer.pool import jobdir
 from metatrainer.pool.base import JobOrder, JobResult
@@ -131,15 +130,6 @@ def test_wrong_arguments_exit_with_2_and_make_no_run(
 # -- budgets and choices, on a pool that trains nothing ----------------------------------------
 
 
-class Yes:
-    """A validator that finds nothing wrong."""
-
-    async def validate(self, files: Mapping[str, str], rules: Any) -> Verdict:
-        spec = parse_job_toml(files[JOB_FILE])
-        assert isinstance(spec, JobSpec)
-        return Verdict(ok=True, spec=spec, findings=[], seconds=0.0, cheating=False, parseable=True)
-
-
 class Pool(RecordingPool):
     """Answers with the scores it was given, in order, and an adapter that changes nothing."""
 
@@ -194,7 +184,7 @@ def attempt(tmp_path: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> T
 
         @asynccontextmanager
         async def staff(*_: object):
-            yield pool, Yes()
+            yield pool, TomlValidator()
 
         monkeypatch.setattr(solve, "staff", staff)
         money = {"usd_per_slot_hour": 360.0} | ({"max_usd": usd} if usd else {})

@@ -26,6 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
+from lab import TomlValidator
 from standin import TOOL
 
 from metatrainer.agent.policies import Choice, call
@@ -35,7 +36,6 @@ from metatrainer.engine import Engine
 from metatrainer.episode import Episode, Reply
 from metatrainer.experiment import enter
 from metatrainer.jobs.spec import JOB_FILE, JobSpec, parse_job_toml
-from metatrainer.jobs.validate import Verdict
 from metatrainer.ledger import Ledger
 from metatrainer.outer import loop
 from metatrainer.outer.plan import Planned
@@ -109,22 +109,6 @@ class WatchedLedger(Ledger):
                 self.points.point()
         if self._depth == 0:
             self.points.point()
-
-
-class Rates:
-    """A validator that looks at job.toml alone."""
-
-    async def validate(self, files: Mapping[str, str], rules: Any) -> Verdict:
-        spec = parse_job_toml(files[JOB_FILE])
-        ok = isinstance(spec, JobSpec)
-        return Verdict(
-            ok=ok,
-            spec=spec if ok else None,
-            findings=[] if ok else spec,
-            seconds=0.0,
-            cheating=False,
-            parseable=True,
-        )
 
 
 class InstantPool:
@@ -207,7 +191,7 @@ def run(model: Path, run_dir: Path, resume: bool, die_at: int | None) -> None:
 
         def make(planned: Planned) -> Translated:
             task = draw_task(settings, planned.family, planned.task_seed, HIDDEN_SEED)
-            episode = Episode(planned.id, task, settings, ledger, pool, Rates(), run_dir)  # type: ignore[arg-type]
+            episode = Episode(planned.id, task, settings, ledger, pool, TomlValidator(), run_dir)  # type: ignore[arg-type]
             return Translated(episode, planned.task_seed)
 
         asyncio.run(loop.train(settings, run_dir, ledger, pool, make, resume=resume))
