@@ -20,6 +20,7 @@ from metatrainer.agent.task import draw_task
 from metatrainer.agent.validator import FIRST_SLOT
 from metatrainer.config import PoolSettings, RunSettings
 from metatrainer.errors import ConfigError
+from metatrainer.families import Family
 from metatrainer.inner.prime_rl_plan import check_installed, job_target
 from metatrainer.jobs.compile import (
     Compiled,
@@ -255,18 +256,23 @@ def planned(folder: Path, family: str, settings: RunSettings) -> Plan | list[Fin
     if isinstance(spec, list):
         return spec
     target = job_target(settings, spec.prime_rl.model, Path(HERE), 0)
-    job = compile_job(spec, known, target)
+    return Plan(HERE, starts(settings, spec, known, target))
+
+
+def starts(settings: RunSettings, spec: JobSpec, family: Family, target: Target) -> list[Start]:
+    """The programs of one job on prime-rl, in order. Raises ConfigError where it cannot run it."""
+    job = compile_job(spec, family, target)
     served, path = server_config(target), f"{HERE}/inference.toml"
     device = {"CUDA_VISIBLE_DEVICES": str(server_device(target))}
     command = [*settings.inner.inference, "@", path]
     rl = [*settings.inner.rl, "@", target.config_path]
     text = toml.dumps(served)
-    starts = [
+    all_of_them = [
         Start("the untrained student is scored on this server", command, device, path, text),
         Start("the run", rl, job.environment, target.config_path, job.text),
         Start("the trained student is scored on this server", command, device, path, text),
     ]
-    return Plan(HERE, starts[:2] if settings.inner.warm_server else starts)
+    return all_of_them[:2] if settings.inner.warm_server else all_of_them
 
 
 def check_trainer(settings: RunSettings) -> None:

@@ -195,7 +195,7 @@ class MoneySettings(Settings):
 class RunSettings(Settings):
     """A whole experiment."""
 
-    preset: Literal["nano"] = "nano"
+    preset: Literal["nano", "seed"] = "nano"
     """The scale of the experiment; it names the run's folder."""
     seed: int = 0
     """Seed of everything that is drawn in the open: tasks, sampling, adapters."""
@@ -269,9 +269,10 @@ def parse_config(data: dict[str, Any]) -> RunSettings:
         raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
 
 
-def check_names(settings: RunSettings) -> None:
+def check_names(settings: RunSettings, *, pool: bool = True) -> None:
     """See that what a run names exists, that its caps can be kept and its pool can be had.
 
+    pool: False leaves out what needs an account, a key or a cluster.
     Raises ConfigError with key and hint.
     """
     from metatrainer import families, money
@@ -290,7 +291,8 @@ def check_names(settings: RunSettings) -> None:
         with _blaming("agent.model"):
             catalogue.get(agent.model, "agent")
     money.check(settings)
-    kinds.check(settings)
+    if pool:
+        kinds.check(settings)
 
 
 def to_toml(settings: RunSettings) -> str:

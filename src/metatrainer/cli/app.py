@@ -88,12 +88,17 @@ def train(
         str | None,
         typer.Option(metavar="RUN", help="Go on with this run: its folder, or its name in runs/."),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what the run would do and cost; begin nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the dry run as JSON.")] = False,
     settings: Set = [],  # noqa: B006 (typer reads the default, nothing changes it)
 ) -> None:
     """Train an agent: both loops, to the end, with a report.
 
     \b
     metatrainer train configs/nano.toml
+    metatrainer train configs/seed.toml --dry-run
     metatrainer train configs/nano.toml --set outer.steps=2 --run-dir runs/try
     metatrainer train --resume runs/try
 
@@ -106,6 +111,15 @@ def train(
 
     if (config is None) == (resume is None):
         raise ConfigError("give a config to begin a run, or --resume RUN to go on with one")
+    if as_json and not dry_run:
+        raise ConfigError("--json is for --dry-run; a run's numbers: metatrainer report RUN --json")
+    if dry_run:
+        from metatrainer.cli.dry_run import print_forecast
+
+        resolved = load_config(config, settings) if config else rundir.find(str(resume)).settings
+        check_names(resolved, pool=False)
+        print_forecast(resolved, as_json)
+        return
     if config is not None:
         resolved = load_config(config, settings)
         check_names(resolved)

@@ -39,7 +39,7 @@ def students_list(
         print(json.dumps([asdict(model) for model in found], indent=2))
         return
     for model in found:
-        where = model.path or "comes with metatrainer"
+        where = model.path or model.hub or "comes with metatrainer"
         print(f"{model.name:20} {model.parameters:>15,}  {model.sha256[:12]}  {where}")
 
 
@@ -58,7 +58,7 @@ def students_add(
     \b
     metatrainer students add smollm2 models/SmolLM2-135M-Instruct
     metatrainer students add gemma models/gemma-3-270m.gguf
-    metatrainer students add qwen3-0.6b Qwen/Qwen3-0.6B
+    metatrainer students add qwen3-4b Qwen/Qwen3-4B
 
     Llama, Qwen2, Qwen3 and Gemma 3 models whose tokenizer has tokens for chat turns will do. One
     that was never taught to call tools scores nothing until it is primed.

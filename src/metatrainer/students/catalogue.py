@@ -36,11 +36,26 @@ class Model:
     """Of its weights."""
     path: str = ""
     """Folder or GGUF file of one that was added; those that ship have none."""
+    hub: str = ""
+    """Name on the Hugging Face hub of one that is fetched from there where it is needed."""
 
     @property
     def folder(self) -> Path:
-        """Where its files are: a folder, or one GGUF file."""
+        """Where its files are: a folder, or one GGUF file. Of one on the hub, where they may be."""
+        if self.hub:
+            return _fetched.get(self.name, Path(self.hub))
         return Path(self.path) if self.path else MODELS / self.name
+
+
+HUB = (
+    Model("qwen3-0.6b", "student", 600_000_000, "", hub="Qwen/Qwen3-0.6B"),
+    Model("qwen3-1.7b", "student", 1_700_000_000, "", hub="Qwen/Qwen3-1.7B"),
+)
+"""Students of the original experiment. Their weights are held to what the first look at them found:
+who fetches them has the hub's word for the rest."""
+_fetched: dict[str, Path] = {}
+_found: dict[str, str] = {}
+"""Hashes of weights that came from the hub, by name, since this process began."""
 
 
 @cache
@@ -48,7 +63,7 @@ def models() -> dict[str, Model]:
     """All models by name. Raises ConfigError if those that ship were never built."""
     if not (MODELS / MANIFEST).exists():
         raise ConfigError(f"no models at {MODELS}; make them with: metatrainer nano build")
-    return {model.name: model for model in [*_read(MODELS), *_read(home())]}
+    return {model.name: model for model in [*_read(MODELS), *HUB, *_read(home())]}
 
 
 def home() -> Path:
@@ -64,7 +79,7 @@ def students() -> tuple[str, ...]:
 
 def shipped() -> tuple[str, ...]:
     """Names of the students that come with metatrainer."""
-    return tuple(m.name for m in models().values() if m.role == "student" and not m.path)
+    return tuple(m.name for m in models().values() if m.role == "student" and not (m.path or m.hub))
 
 
 def add(name: str, path: Path) -> Model:
@@ -146,12 +161,16 @@ def sha256(path: Path) -> str:
 def verified_folder(name: str, role: str = "student") -> Path:
     """A model's folder or file, after its weights were found to be the ones in the catalogue."""
     model = get(name, role)
+    if model.hub:
+        _fetched.setdefault(name, download(model.hub))
     if not model.folder.exists():
         raise ConfigError(f"{name} is gone from {model.folder}; {_mend(model)}")
-    if (found := sha256(model.folder)) != model.sha256:
+    found = sha256(model.folder)
+    expected = model.sha256 or _found.setdefault(name, found)
+    if found != expected:
         raise ConfigError(
             f"the weights of {name} are not the catalogue's (sha256 {found[:12]}, "
-            f"expected {model.sha256[:12]}); {_mend(model)}"
+            f"expected {expected[:12]}); {_mend(model)}"
         )
     return model.folder
 
@@ -162,6 +181,8 @@ def agent_folder(model: str) -> Path:
 
 
 def _mend(model: Model) -> str:
+    if model.hub:
+        return f"delete {model.folder}, so that it is fetched anew"
     if not model.path:
         return f"restore {model.folder} or rebuild the models"
     return f"restore it, or: metatrainer students remove {model.name}"
