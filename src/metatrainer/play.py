@@ -8,30 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from metatrainer import money, rundir
-from metatrainer.agent.heard import heard
 from metatrainer.agent.policies import SCRIPTS, Message, Policy, Scripted
 from metatrainer.agent.task import Task, draw_task
-from metatrainer.chat import ChatFormat
-from metatrainer.config import AgentSettings, RunSettings, nearest
-from metatrainer.engine import Engine, SampleRequest, SamplingParams
+from metatrainer.config import RunSettings, nearest
 from metatrainer.episode import Episode, EpisodeId, play
-from metatrainer.errors import AgentError, ConfigError, ContextFull
+from metatrainer.errors import AgentError, ConfigError
 from metatrainer.experiment import enter, staff
 from metatrainer.ledger import Ledger
+from metatrainer.outer import checkpoints
 from metatrainer.outer.plan import derive
 from metatrainer.reward import Terms
-from metatrainer.students import catalogue
-from metatrainer.tinker.checkpoints import CheckpointStore
 
 MODEL = "model"
-"""The agent that is agent.model of the settings, sampled on the embedded engine."""
+"""The agent that is agent.model of the settings, sampled untrained."""
 AGENTS = (*SCRIPTS, MODEL)
 ENDPOINT = "openai:"
 """What the names of agents behind OpenAI-compatible servers begin with: openai:MODEL@URL."""
@@ -146,7 +142,7 @@ def find_agent(name: str, settings: RunSettings) -> Agent:
     cannot be asked.
     """
     if name == MODEL:
-        return _sampled(settings.agent, None)
+        return _sampled(settings, Path(), None)
     if name.startswith(ENDPOINT):
         return _asked(name, settings)
     if name in SCRIPTS:
@@ -156,14 +152,13 @@ def find_agent(name: str, settings: RunSettings) -> Agent:
     except ConfigError as error:
         hint = nearest(name, list(AGENTS))
         raise ConfigError(f"unknown agent {name!r}; {hint} Or a run: {error}") from None
-    store = CheckpointStore(run.path / "checkpoints")
-    saved = [path for path in store.paths() if "/sampler_weights/" in path]
-    if not saved:
+    last = checkpoints.last(run.path / "logs", "sampler_path")
+    if last is None:
         raise ConfigError(
             f"run {name} has no trained agent yet; go on with it: "
             f"metatrainer train --resume {run.path}"
         )
-    return _sampled(run.settings.agent, store.find(saved[-1])[0] / "adapter")
+    return _sampled(run.settings, run.path, last["sampler_path"])
 
 
 def _asked(name: str, settings: RunSettings) -> Agent:
@@ -181,50 +176,24 @@ def _asked(name: str, settings: RunSettings) -> Agent:
     return lambda task, seed: endpoint.Asked(model, seed)
 
 
-def _sampled(settings: AgentSettings, adapter: Path | None) -> Agent:
-    """An agent that samples a model of this machine, untrained or with an adapter."""
-    if settings.backend != "embedded":
-        raise ConfigError(f"{settings.model} is sampled by a hosted service, not on this machine")
-    engine = Engine(catalogue.agent_folder(settings.model))
-    loaded = engine.load_adapter(adapter) if adapter else None
-    lock = threading.Lock()
-    return lambda task, seed: Sampled(settings, engine, loaded, lock, seed)
+def _sampled(settings: RunSettings, folder: Path, path: str | None) -> Agent:
+    """An agent on its service, without an adapter or with a checkpoint of a run's folder."""
+    from metatrainer.outer import policy, preflight, service
 
+    async def opened() -> tuple[service.Model, Any]:
+        base = None if path else settings.agent.model
+        sampler = await client.create_sampling_client_async(model_path=path, base_model=base)
+        return await service.describe(client, settings.agent), sampler
 
-class Sampled:
-    """A policy that samples a model of this machine; several share its engine."""
+    if settings.agent.backend == "tinker":
+        money.check_prices(settings.money)
+    preflight.check(settings)
+    client = service.connect(settings, folder)
+    model, sampler = asyncio.run(opened())
 
-    def __init__(
-        self,
-        settings: AgentSettings,
-        engine: Engine,
-        adapter: int | None,
-        lock: threading.Lock,
-        seed: int,
-    ):
-        """lock: of the engine, which serves one thread at a time."""
-        self._settings = settings
-        self._seed = seed
-        self._engine, self._adapter, self._lock = engine, adapter, lock
-        self._chat = ChatFormat(engine.tokenizer)
+    def make(task: Task, seed: int) -> Policy:
+        return policy.Sampled(model, sampler, settings.agent, seed)
 
-    async def act(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
-        """Sample the next message."""
-        return await asyncio.to_thread(self._act, messages, tools)
-
-    def _act(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
-        params = SamplingParams(
-            self._settings.max_tokens, self._settings.temperature, stop=self._chat.stop
-        )
-        prompt = self._chat.prompt(messages, tools)
-        context = self._engine.config.max_position_embeddings
-        if len(prompt) + self._settings.max_tokens > context:
-            raise ContextFull(f"{len(prompt)} tokens and a message do not fit into {context}")
-        request = SampleRequest(
-            prompt, params, adapter=self._adapter, seed=self._seed + len(messages)
-        )
-        with self._lock:
-            (sample,) = self._engine.sample([request])
-        turn = self._chat.parse(sample.tokens)
-        calls = [(None, call.name, call.arguments) for call in turn.calls]
-        return heard(turn.text, calls, turn.errors, None if turn.clean else len(sample.tokens))
+    if hasattr(client, "close"):
+        weakref.finalize(make, client.close).atexit = False
+    return make

@@ -46,13 +46,15 @@ def save_agent(run: Path) -> None:
     adapter = engine.create_adapter(4)
     store = CheckpointStore(run / "checkpoints")
     info = store.open_run("nano-agent", 4, {})
-    store.save(
+    path = store.save(
         info,
         "sampler_weights",
         "000001",
         lambda folder: engine.save_adapter(adapter, folder / "adapter"),
         overwrite=False,
     )
+    (run / "logs").mkdir()
+    (run / "logs" / "checkpoints.jsonl").write_text(json.dumps({"sampler_path": path}) + "\n")
 
 
 def test_agents_play_the_same_tasks(evaluate: Eval, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from metatrainer.config import RunSettings, parse_config
 from metatrainer.engine.files import load_tokenizer
 from metatrainer.errors import BudgetError, ConfigError
 from metatrainer.ledger import Ledger
-from metatrainer.outer import preflight, renderer, start, warmstart
+from metatrainer.outer import renderer, start, warmstart
 from metatrainer.outer.service import Model
 from metatrainer.play import find_agent, play_all
 from metatrainer.students import catalogue
@@ -149,7 +149,7 @@ def test_a_run_begins_from_a_warm_start_also_after_the_folder_is_gone(
     asyncio.run(warmstart.train(settings, warm.path, selection, QUICK, silent))
     agent = settings.agent.model_copy(update={"start": str(warm.path)})
     begun = settings.model_copy(update={"agent": agent})
-    preflight.check(begun)
+    start.check(begun)
     cold, hot = tmp_path / "cold", tmp_path / "hot"
     standin.run(cold, settings)
     standin.run(hot, begun)
@@ -190,7 +190,7 @@ def test_starts_that_do_not_fit_are_refused(
     if agent["start"] == "WARM":
         agent["start"] = str(warm)
     with pytest.raises(ConfigError) as error:
-        preflight.check(parse_config({"agent": agent}))
+        start.check(parse_config({"agent": agent}))
     assert words in str(error.value)
 
 

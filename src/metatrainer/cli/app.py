@@ -106,7 +106,7 @@ def train(
     """
     from metatrainer import rundir
     from metatrainer.config import check_names, load_config
-    from metatrainer.outer import preflight
+    from metatrainer.outer import preflight, start
     from metatrainer.sandbox.unwalled import has_walls
 
     if (config is None) == (resume is None):
@@ -124,6 +124,7 @@ def train(
         resolved = load_config(config, settings)
         check_names(resolved)
         has_walls(resolved.unsafe_without_sandbox)
+        start.check(resolved)
         preflight.check(resolved)
         run = rundir.create(resolved, run_dir)
     else:

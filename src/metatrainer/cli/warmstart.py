@@ -51,7 +51,7 @@ def warmstart(
     from metatrainer import rundir
     from metatrainer.config import check_names, load_config
     from metatrainer.console import share_shown
-    from metatrainer.outer import preflight
+    from metatrainer.outer import preflight, start
 
     resolved = load_config(config, settings)
     check_names(resolved)
@@ -61,6 +61,7 @@ def warmstart(
 
         selection = learning.select(ledgers, resolved, min_reward)
         recipe = learning.Recipe(epochs, batch_size, learning_rate or resolved.outer.learning_rate)
+        start.check(resolved)
         preflight.check(resolved)
         run = rundir.create(resolved, out)
         learned = asyncio.run(

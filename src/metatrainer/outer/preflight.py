@@ -15,7 +15,6 @@ from typing import Any
 from metatrainer.chat import NANO
 from metatrainer.config import AgentSettings, RunSettings, nearest
 from metatrainer.errors import ConfigError
-from metatrainer.outer import start
 from metatrainer.shown import one_line
 
 KEY = "TINKER_API_KEY"
@@ -25,9 +24,8 @@ _SAID_CHARS = 200
 
 
 def check(settings: RunSettings) -> None:
-    """See that what the adapter begins from is there, that the agent's service is there, takes the
-    key and has the model, and that the renderer fits it. Raises ConfigError."""
-    start.check(settings)
+    """See that the agent's service is there, takes the key and has the model, and that the renderer
+    fits it. Raises ConfigError."""
     agent = settings.agent
     if agent.backend == "embedded" and agent.renderer == NANO:
         return  # checked when the run opens the model; the cookbook takes seconds to import

@@ -35,19 +35,34 @@ class Model:
 
 @contextmanager
 def opened(settings: RunSettings, run_dir: Path) -> Iterator[Any]:
-    """The service that the settings name, for the time of a run."""
-    if settings.agent.backend == "tinker":
-        yield from _hosted()
-        return
-    from metatrainer.students import catalogue
-    from metatrainer.tinker.client import ServiceClient
+    """The service that the settings name, for the time of a run.
 
-    folder = catalogue.agent_folder(settings.agent.model)
-    service = ServiceClient(run_dir / CHECKPOINTS, lambda _: _engine(folder), settings.seed)
+    Raises AgentError where the hosted one fails.
+    """
+    service = connect(settings, run_dir)
+    if settings.agent.backend == "tinker":
+        yield from _hosted(service)
+        return
     try:
         yield service
     finally:
         service.close()
+
+
+def connect(settings: RunSettings, run_dir: Path) -> Any:
+    """The service that the settings name. One in this process has to be closed.
+
+    run_dir: holds its checkpoints.
+    """
+    if settings.agent.backend == "tinker":
+        from metatrainer.outer import preflight
+
+        return preflight.hosted()
+    from metatrainer.students import catalogue
+    from metatrainer.tinker.client import ServiceClient
+
+    folder = catalogue.agent_folder(settings.agent.model)
+    return ServiceClient(run_dir / CHECKPOINTS, lambda _: _engine(folder), settings.seed)
 
 
 async def describe(service: Any, agent: AgentSettings) -> Model:
@@ -70,13 +85,11 @@ async def _context(service: Any, model: str) -> int | None:
     return lengths[0] if lengths else None
 
 
-def _hosted() -> Iterator[Any]:
+def _hosted(service: Any) -> Iterator[Any]:
     import tinker
 
-    from metatrainer.outer import preflight
-
     try:
-        yield preflight.hosted()
+        yield service
     except tinker.TinkerError as error:
         raise AgentError(f"the Tinker service failed: {one_line(str(error), 300)}") from error
 

@@ -20,6 +20,7 @@ from metatrainer.config import RunSettings
 from metatrainer.errors import BudgetError, ConfigError
 from metatrainer.ledger import Ledger
 from metatrainer.outer.service import Model, describe, opened
+from metatrainer.outer.start import bring
 
 if TYPE_CHECKING:
     import tinker
@@ -105,7 +106,7 @@ async def train(
     recipe: Recipe,
     on_update: Callable[[int, int], None],
 ) -> Learned:
-    """Train a new adapter on the episodes and leave it in the folder, from which a run can start.
+    """Train the adapter on the episodes and leave it in the folder, from which a run can start.
 
     folder: has the settings; gets checkpoints/ and logs/. on_update: told updates begun and all.
     Raises ConfigError if nothing fits into the model, BudgetError if it would cost too much.
@@ -135,6 +136,7 @@ async def train(
             learning_rate=recipe.learning_rate,
             num_epochs=recipe.epochs,
             lora_rank=settings.agent.lora_rank,
+            load_checkpoint_path=bring(settings, folder),
             save_every=0,
             eval_every=0,
         )
