@@ -11,6 +11,8 @@ Tokens = list[int]
 WORTH_A_BATCH = 1024
 """Tokens that a cluster must save to be computed apart: a batch of its own costs about as much as
 a few hundred tokens of the smallest models."""
+_CUTS = 64
+"""Lengths that a batch may end at."""
 
 
 def common_prefix(rows: Sequence[Tokens], limit: int) -> int:
@@ -45,18 +47,48 @@ def families_of(rows: Sequence[Tokens]) -> list[list[int]]:
 
 
 def micro_batches(
-    lengths: list[int], budget: int, owners: Sequence[int] | None = None
+    lengths: Sequence[int], budget: int, owners: Sequence[int] | None = None, fixed: int = 0
 ) -> list[list[int]]:
     """Row numbers in batches of similar length, each within `budget` padded tokens if it can be.
 
-    owners: whose each row is; rows of one owner are kept together where it costs little.
+    fixed: what a batch costs by itself, in tokens; so few batches and little padding that both
+    together cost least. owners: whose each row is; rows of one stay together where it costs little.
     """
+    order = sorted(range(len(lengths)), key=lambda i: lengths[i])
     batches: list[list[int]] = []
-    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        if not batches or (len(batches[-1]) + 1) * lengths[i] > budget:
-            batches.append(_cut_off(batches[-1], owners, owners[i]) if batches and owners else [])
-        batches[-1].append(i)
+    for start, end in _spans([lengths[i] for i in order], budget, fixed):
+        width, batch = lengths[order[end - 1]], list[int]()
+        for i in sorted(order[start:end]):
+            if batch and (len(batch) + 1) * width > budget:
+                batches.append(batch)
+                batch = _cut_off(batch, owners, owners[i]) if owners else []
+            batch.append(i)
+        batches.append(batch)
     return batches
+
+
+def _spans(lengths: list[int], budget: int, fixed: int) -> list[tuple[int, int]]:
+    """Where to cut ascending lengths so that padding and batches cost least, by dynamic programming
+    over at most _CUTS places."""
+    step = max(1, lengths[-1] // _CUTS) if lengths else 1
+    ends = [
+        i + 1
+        for i, n in enumerate(lengths)
+        if i + 1 == len(lengths) or -(-n // step) < -(-lengths[i + 1] // step)
+    ]
+    best: dict[int, tuple[float, int]] = {0: (0.0, 0)}  # of the first rows: cost, last cut
+    for end in ends:
+        width = lengths[end - 1]
+        costs = []
+        for start, (before, _) in best.items():
+            tokens = (end - start) * width
+            costs.append((before + tokens + fixed * -(-tokens // budget), start))
+        best[end] = min(costs)
+    spans, end = [], len(lengths)
+    while end:
+        spans.append((best[end][1], end))
+        end = best[end][1]
+    return spans[::-1]
 
 
 def _cut_off(batch: list[int], owners: Sequence[int], owner: int) -> list[int]:

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 _CPU_TOKENS, _GPU_TOKENS = 2048, 98304
 """Padded tokens of a micro-batch: on a CPU as many as its cache holds the activations of (of 512 to
 16384, 2048 was fastest for the nano students), on a GPU as many as keep it busy."""
+_CPU_FIXED, _GPU_FIXED = 256, 65536
+"""What a micro-batch costs by itself, in tokens: on a GPU its launches."""
 _GPU_SHARE = 0.7
 """Of a GPU's free memory, what a micro-batch may fill."""
 _CPU_ROWS, _GPU_ROWS = 128, 4096
@@ -94,6 +96,7 @@ class Engine:
         self._merges = merges(self.config)
         self._low_rank: tuple[Any, LowRank] | None = None
         self._budget = _CPU_TOKENS if device == "cpu" else _GPU_TOKENS
+        self._fixed = _CPU_FIXED if device == "cpu" else _GPU_FIXED
         self.rows = _CPU_ROWS if device == "cpu" else _GPU_ROWS
         self._slots = self._open_slots() if device.startswith("cuda") else None
         self._prefixes = PrefixStore(_PREFIX_BYTES)
@@ -383,7 +386,9 @@ class Engine:
             check_loss(update.loss_fn, update.config)
             self._trained(update.adapter)  # there is one
         batch = Batch(updates)
-        todo = micro_batches(batch.lengths, min(self._budget, self._fitting()), batch.update_of)
+        todo = micro_batches(
+            batch.lengths, min(self._budget, self._fitting()), batch.update_of, self._fixed
+        )
         found = []  # looked at when all is asked for: a GPU goes on meanwhile
         while todo:
             members = sorted(todo.pop())  # rows of one adapter side by side

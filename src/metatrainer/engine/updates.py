@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import torch
@@ -43,12 +44,18 @@ class Update:
     """Settings of the loss that are not its defaults."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TrainOutput:
-    """loss: the sum over all rows. logprobs: of each row's targets, 0 where it takes no part."""
+    """What a pass over an update's rows gave."""
 
     loss: float
-    logprobs: list[list[float]]
+    """The sum over all rows."""
+    found: list[np.ndarray]
+
+    @property
+    def logprobs(self) -> list[list[float]]:
+        """Of each row's targets, 0 where it takes no part."""
+        return [row.tolist() for row in self.found]
 
 
 class Batch:
@@ -66,12 +73,14 @@ class Batch:
         self._loss = [0.0] * len(updates)
         self._logprobs = [[np.zeros(len(row.tokens)) for row in u.rows] for u in updates]
         for u, update in enumerate(updates):
+            names = INPUTS[update.loss_fn]
+            joined = {name: _joined(update.rows, name) for name in (*names, "targets")}
+            taking, end = np.any([joined[name] for name in names], axis=0), 0
             for r, row in enumerate(update.rows):
-                given = np.array([getattr(row, name) for name in INPUTS[update.loss_fn]])
-                places = np.flatnonzero(given.any(axis=0))
+                begin, end = end, end + len(row.tokens)
+                places = np.flatnonzero(taking[begin:end])
                 if len(places):
-                    found = dict(zip(INPUTS[update.loss_fn], given[:, places]))
-                    self.inputs.append(found | {"targets": np.array(row.targets)[places]})
+                    self.inputs.append({n: all_[begin + places] for n, all_ in joined.items()})
                     self.update_of.append(u)
                     self._row_of.append(r)
                     self.places.append(places)
@@ -92,10 +101,16 @@ class Batch:
             begin += len(places)
 
     def outputs(self) -> list[TrainOutput]:
-        return [
-            TrainOutput(loss, [row.tolist() for row in rows])
-            for loss, rows in zip(self._loss, self._logprobs)
-        ]
+        return [TrainOutput(loss, rows) for loss, rows in zip(self._loss, self._logprobs)]
+
+
+def _joined(rows: Sequence[TrainRow], name: str) -> np.ndarray:
+    """A field of all rows, one after another: faster than an array for each."""
+    for row in rows:
+        if len(getattr(row, name)) != len(row.tokens):
+            found = f"{len(getattr(row, name))} {name} for {len(row.tokens)} tokens"
+            raise ConfigError(f"a row to train on has {found}; it needs one for each")
+    return np.array(list(chain.from_iterable(getattr(row, name) for row in rows)))
 
 
 def check_loss(loss_fn: str, config: LossConfig) -> None:
