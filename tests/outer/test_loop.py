@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import signal
@@ -12,11 +13,16 @@ from pathlib import Path
 
 import pytest
 import standin
+import tinker
+from tinker_cookbook import tokenizer_utils
+from transformers import AutoTokenizer
 
-from metatrainer.errors import ConfigError
+from metatrainer.engine import Engine
+from metatrainer.errors import AgentError, ConfigError
 from metatrainer.ledger import Ledger
 from metatrainer.progress import Silent
 from metatrainer.reward import Terms
+from metatrainer.tinker.client import SamplingClient, ServiceClient
 
 
 class Heard(Silent):
@@ -208,6 +214,34 @@ def test_steps_without_any_spread_of_rewards_do_not_stop_a_run(model, tmp_path):
     assert [mean for _, mean, _ in content(tmp_path)["steps"]] == pytest.approx([-0.1, -0.1])
     lines = (tmp_path / "logs/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["grad_norm"] for line in lines] == [0.0, 0.0]
+
+
+def test_a_hosted_service_that_fails_stops_the_run_to_be_resumed(model, tmp_path, monkeypatch):
+    """Nothing is averaged in: what was sampled stays, and the same run comes to its end."""
+    settings = standin.settings_for(model, steps=1)
+    agent = settings.agent.model_copy(update={"backend": "tinker"})
+    hosted = settings.model_copy(update={"agent": agent})
+    service = ServiceClient(tmp_path / "hosted", lambda _: Engine(model), settings.seed)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer_utils.register_tokenizer(agent.model, lambda: tokenizer)
+    monkeypatch.setattr("metatrainer.outer.preflight.hosted", lambda: service)
+    sample, asked = SamplingClient.sample_async, itertools.count()
+
+    async def fail_once(self, *args, **kwargs):
+        if next(asked) == 9:
+            raise tinker.TinkerError("overloaded")
+        return await sample(self, *args, **kwargs)
+
+    monkeypatch.setattr(SamplingClient, "sample_async", fail_once)
+    with pytest.raises(AgentError, match="the Tinker service failed: overloaded"):
+        standin.run(tmp_path, hosted)
+    before = content(tmp_path)
+    assert before["steps"] == [] and sum(map(len, before["turns"].values())) >= 4
+    standin.run(tmp_path, hosted, resume=True)
+    after = content(tmp_path)
+    assert [n for n, _, _ in after["steps"]] == [0]
+    assert all(after["turns"][id][: len(turns)] == turns for id, turns in before["turns"].items())
+    assert max(Counter(paid(tmp_path)).values()) == 1
 
 
 def test_hosted_tinker_without_a_key_says_what_to_do(model, tmp_path, monkeypatch):

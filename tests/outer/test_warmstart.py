@@ -11,6 +11,7 @@ from statistics import fmean
 
 import pytest
 import standin
+import tiny
 from lab import RecordingPool
 
 from metatrainer import rundir
@@ -93,6 +94,22 @@ def test_what_is_trained_are_the_agents_messages_after_what_it_will_read() -> No
     )
     assert sum(weights) == pytest.approx(1.0)
     assert warmstart.render([TALK], Model(tokenizer, model.renderer, 50)) == ([], 1)
+
+
+@pytest.mark.parametrize(("name", "sequences"), [("qwen3_instruct", 1), ("qwen3_5", 2)])
+def test_a_renderer_that_drops_thinking_has_a_sequence_for_each_message(
+    name: str, sequences: int
+) -> None:
+    tokenizer = tiny.make_tokenizer()
+    model = Model(tokenizer, renderer.get(name, tokenizer), None)
+    data, _ = warmstart.render([TALK], model)
+    assert len(data) == sequences
+    trained = [
+        tokenizer.decode([t for t, w in zip(d["target_tokens"].data, d["weights"].data) if w])
+        for d in (datum.loss_fn_inputs for datum in data)
+    ]
+    assert ["write_file" in text for text in trained] == [True, False][:sequences]
+    assert "submit_job" in trained[-1] and "wrote job.toml" not in "".join(trained)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,9 @@ def warmstart(
         float, typer.Option(help="Of an episode that is worth it. 0.35: valid at the first try.")
     ] = 0.35,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the episodes.")] = 4,
-    batch_size: Annotated[int, typer.Option(min=1, help="Episodes of one update.")] = 8,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Sequences of one update; mostly an episode is one.")
+    ] = 8,
     learning_rate: Annotated[
         float | None,
         typer.Option(min=1e-9, help="Of the first update.", show_default="outer.learning_rate"),

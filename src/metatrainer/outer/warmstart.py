@@ -34,7 +34,8 @@ class Recipe:
 
     epochs: int
     batch_size: int
-    """Episodes of one update."""
+    """Sequences of one update: an episode is one, or one for each of the agent's messages where the
+    renderer writes earlier ones otherwise, as those of thinking models do."""
     learning_rate: float
     """Adam's at the first update; it falls to 0 in a line."""
 
@@ -156,7 +157,7 @@ def render(
 ) -> tuple[list[tinker.Datum], int]:
     """Conversations as training data, and how many do not fit into the model's context.
 
-    Every message of the agent carries weight, and each conversation as much as any other.
+    Every message of the agent is trained, and each sequence weighs as much as any other.
     """
     from tinker_cookbook.renderers.base import TrainOnWhat
     from tinker_cookbook.supervised.common import datum_from_model_input_weights
