@@ -137,26 +137,43 @@ def test_thirty_kills_change_nothing(tmp_path: Path, training: list[Training]) -
             ledger.create_run(name, "nano", config, 0, {}, hidden_seed=3)
         return run.path
 
-    def go_on(name: str, seconds: float | None) -> bool:
-        """Whether the run came to its end, before it was killed."""
-        training.append(Training(tmp_path, "--resume", name))
-        if seconds is not None:
-            training[-1].wait_for("run ")
-            time.sleep(seconds)
-            training[-1].process.send_signal(signal.SIGKILL)
+    def go_on(run: Path, rows: int | None) -> bool:
+        """Whether the run came to its end, before it was killed.
+
+        rows: of its record that come into being before the kill, and then up to half a second.
+        """
+        training.append(Training(tmp_path, "--resume", run.name))
+        process = training[-1].process
+        if rows is not None:
+            target = recorded(run) + rows
+            while process.poll() is None and recorded(run) < target:
+                time.sleep(0.02)
+            time.sleep(rng.uniform(0.0, 0.5))
+            process.send_signal(signal.SIGKILL)
         code, output = training[-1].end()
         assert code in (0, -signal.SIGKILL), output
         return code == 0
 
     straight = prepare("straight")
-    assert go_on("straight", None)
+    assert go_on(straight, None)
     kills = runs = 0
     while kills < 30:
         run = prepare(f"killed-{runs}")
         runs += 1
-        while not go_on(run.name, rng.uniform(2.0, 15.0)):
+        while not go_on(run, rng.randint(1, 20)):
             kills += 1
         assert whole(run) == whole(straight)
+
+
+def recorded(run: Path) -> int:
+    """Samples, verdicts, jobs begun and ended, episodes and steps so far."""
+    with Ledger(run / "ledger.sqlite", readonly=True) as ledger:
+        ((count,),) = ledger.query(
+            "SELECT (SELECT count(*) FROM turn) + (SELECT count(*) FROM attempt)"
+            " + (SELECT count(*) + sum(done) FROM job) + (SELECT sum(done) FROM episode)"
+            " + (SELECT count(*) FROM step)"
+        )
+        return count or 0
 
 
 def whole(run: Path) -> dict[str, Any]:
