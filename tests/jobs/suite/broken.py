@@ -27,12 +27,13 @@ DEV = PERSONA.items("dev", 0, 1)[0]
 """The first example that whoever writes a job is shown."""
 
 
-def told(number: int, prompt: str) -> Files:
-    """The job with a task that is the dev example, in such words."""
-    task = f"Task(Data(prompt={prompt!r}, world={dict(DEV.world)!r}, answer={DEV.answer!r}))"
+def told(prompt: str, answer: str = DEV.answer) -> Files:
+    """The job with a task in the dev example's world."""
+    task = f"Task(Data(prompt={prompt!r}, world={dict(DEV.world)!r}, answer={answer!r}))"
     return swap(RNG, f"        yield {task}\n{RNG}")
 
 
+PERSON = min(DEV.world)
 OTHER_WORDS = " ".join(reversed(DEV.prompt.upper().rstrip("?").split())) + " ...!"
 
 SETTINGS_CASES = [
@@ -184,8 +185,10 @@ LOAD_CASES = [
 ]
 
 LEAK_CASES = [
-    Case("dev-example", told(0, DEV.prompt), "E-LEAK"),
-    Case("dev-example-in-other-words", told(0, OTHER_WORDS), "E-LEAK"),
+    Case("dev-example", told(DEV.prompt), "E-LEAK"),
+    Case("dev-example-in-other-words", told(OTHER_WORDS), "E-LEAK"),
+    Case("dev-example-and-a-word", told(DEV.prompt.replace("Who is", "Who then is")), "E-LEAK"),
+    Case("world-of-the-dev-example", told(f"Who is {PERSON}?", PERSON), "E-LEAK"),
     Case(
         "dev-example-as-system-prompt",
         swap("prompt=drawn", f"system_prompt={'Example: ' + DEV.prompt!r}, prompt=drawn"),
