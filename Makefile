@@ -2,6 +2,7 @@
 # make test    set everything up, then lint, type-check and test
 # make setup   only set up: .venv, pinned packages, the sandbox
 # make bench   measure what docs/performance.md says of a CPU
+# make trl     measure the engine against TRL: make trl MODEL=a folder or GGUF file of SmolLM2-135M
 # make gpu     check the engine on a CUDA GPU, and measure it there
 
 VENV   := .venv
@@ -33,6 +34,11 @@ bench: $(READY)
 	$(BIN)/python benchmarks/nano_job.py
 	$(BIN)/python benchmarks/packing.py
 	$(BIN)/python benchmarks/validate.py
+
+# TRL is needed for nothing else. See benchmarks/against_trl.py for where the model is from.
+trl: $(READY)
+	$(BIN)/python -m pip install -q trl==1.16.0
+	$(BIN)/python benchmarks/against_trl.py $(MODEL)
 
 gpu: $(READY)
 	$(BIN)/python benchmarks/gpu.py

@@ -198,7 +198,12 @@ def test_a_job_that_fails_is_the_only_one_to_hear_of_it(packer, engine):
         assert all(future.result() for future in good)
 
 
-def test_out_of_memory_means_smaller_batches_and_the_same_gradient(engine, monkeypatch):
+def raises_as_on_a_gpu():
+    raise torch.OutOfMemoryError("no memory")
+
+
+@pytest.mark.parametrize("fail", [raises_as_on_a_gpu, lambda: torch.empty(1 << 50)])
+def test_out_of_memory_means_smaller_batches_and_the_same_gradient(engine, monkeypatch, fail):
     adapter = moved(engine)
     rows = train_rows(8)
     whole = engine.forward_backward(rows, adapter, "cross_entropy")
@@ -208,12 +213,13 @@ def test_out_of_memory_means_smaller_batches_and_the_same_gradient(engine, monke
 
     def tight(batch, members):
         if len(members) > 3:
-            raise torch.OutOfMemoryError("no memory")
+            fail()
         return real(batch, members)
 
     monkeypatch.setattr(engine, "_losses", tight)
     with pytest.warns(UserWarning, match="out of memory"):
         again = engine.forward_backward(rows, adapter, "cross_entropy")
+    assert engine._budget < 8 * max(len(row.tokens) for row in rows)
     assert again.loss == pytest.approx(whole.loss, rel=1e-4)
     assert (engine._get(adapter).grad - expected).norm() < 1e-4 * expected.norm()
 

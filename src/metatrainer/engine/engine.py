@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from metatrainer.engine import memory
 from metatrainer.engine.adam import AdamParams, Trained, details
 from metatrainer.engine.batching import common_prefix, families_of, micro_batches
 from metatrainer.engine.decode import Decoder, Feed, Sample, SamplingParams, Turn, draw
@@ -394,13 +395,15 @@ class Engine:
             members = sorted(todo.pop())  # rows of one adapter side by side
             try:
                 found.append((members, *self._micro_batch(batch, members, backward)))
-            except (torch.OutOfMemoryError, MemoryError) as error:
-                if len(members) == 1:
-                    size = batch.lengths[members[0]]
-                    raise ConfigError(f"no memory to train on one row of {size} tokens") from error
-                half = len(members) // 2
+            except memory.EXCEPTIONS as error:
+                if not memory.is_out_of_memory(error):
+                    raise
+                longest, half = max(batch.lengths[m] for m in members), len(members) // 2
+                if not half:
+                    said = f"no memory to train on one row of {longest} tokens"
+                    raise ConfigError(said) from error
                 todo += [members[:half], members[half:]]
-                self._budget //= 2
+                self._budget = longest * len(members) // 2
                 warnings.warn(
                     f"out of memory: micro-batches of {self._budget} tokens from here on",
                     stacklevel=2,

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from metatrainer.engine import memory
 from metatrainer.engine.gguf_file import read_gguf
 from metatrainer.engine.layouts import (
     config_from_hf,
@@ -44,7 +45,9 @@ def load_model(
     _check_memory(path, config, device, dtype)
     try:
         return config, _stack(path, config, tensors, device, dtype)
-    except (torch.OutOfMemoryError, MemoryError):
+    except memory.EXCEPTIONS as error:
+        if not memory.is_out_of_memory(error):
+            raise
         raise ConfigError(f"{path} does not fit into the memory of {device}") from None
 
 
