@@ -169,6 +169,7 @@ def _card(
         hub_base=agent.backend == "tinker",
         sha256=_hash(settings),
         rank=agent.lora_rank,
+        start=agent.start and Path(agent.start).name,
         seed=settings.seed,
         versions=versions,
         headline=headline(summary),
