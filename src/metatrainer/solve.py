@@ -167,7 +167,8 @@ class _Budget:
 
     def __init__(self, order: Order, settings: RunSettings, ledger: Ledger, tell: Tell):
         self._order, self._settings, self._ledger, self._tell = order, settings, ledger, tell
-        self._before, self._began = ledger.seconds(), time.monotonic()
+        self._before = ledger.seconds()
+        self._began: float | None = None
         self._over = frozenset(row.idx for row in ledger.episodes() if row.done)
         self._indices = (n for n in itertools.count() if n not in self._over)
         self._next = next(self._indices)
@@ -178,6 +179,10 @@ class _Budget:
         seconds, episodes = self._order.seconds, self._order.episodes
         late = seconds is not None and self._elapsed() >= seconds
         return late or (episodes is not None and self._next >= episodes)
+
+    def start(self) -> None:
+        """From here on time counts: slots and sandboxes are up."""
+        self._began = time.monotonic()
 
     def take(self) -> int:
         """The next episode to play."""
@@ -196,7 +201,7 @@ class _Budget:
         self._tell(min(1.0, max(part / limit for part, limit in used if limit)), text)
 
     def _elapsed(self) -> float:
-        return self._before + time.monotonic() - self._began
+        return self._before + (time.monotonic() - self._began if self._began else 0.0)
 
 
 async def _play(
@@ -211,6 +216,7 @@ async def _play(
     if budget.spent:
         return
     async with staff(settings, hidden_seed, ledger) as (pool, validator):
+        budget.start()
         failed = 0
 
         async def seat() -> None:
