@@ -241,8 +241,10 @@ async def _play(
                 score = f", scores {terms.post:.3f}" if terms.post is not None else ""
                 budget.played(f"episode {index + 1}: {terms.outcome}{score}")
 
-        # A few more than the pool has lanes, so that agents write while students train.
-        seats = min(2 * pool.slots, order.episodes or 2 * pool.slots)
+        # A few more than the pool has lanes, so that agents write while students train; but what is
+        # under way when the time is over is played to its end.
+        seats = pool.slots if order.seconds is not None else 2 * pool.slots
+        seats = min(seats, order.episodes or seats)
         await asyncio.gather(*(seat() for _ in range(seats)))
 
 
