@@ -21,6 +21,7 @@ from metatrainer.cli.job import job
 from metatrainer.cli.options import Config, Set, folder_of
 from metatrainer.cli.pool import pool
 from metatrainer.cli.resumable import fail, resumable
+from metatrainer.cli.serve import serve
 from metatrainer.cli.solve import solve
 from metatrainer.cli.students import students
 from metatrainer.cli.warmstart import warmstart
@@ -59,6 +60,7 @@ app.add_typer(pool, name="pool")
 app.add_typer(students, name="students")
 app.add_typer(nano, name="nano")
 app.command()(watch)
+app.command()(serve)
 app.command("eval")(evaluate)
 app.command()(export)
 app.command()(warmstart)

@@ -37,9 +37,7 @@ def watch(
     metatrainer watch nano-20250101-1
     ssh -L 8400:localhost:8400 machine    # then open http://localhost:8400 here
     """
-    import socket
-
-    from metatrainer import rundir
+    from metatrainer import net, rundir
 
     root = Path(run) if run and Path(run).is_dir() else None
     root = root or (rundir.find(run).path if run else rundir.RUNS)
@@ -51,19 +49,10 @@ def watch(
         from metatrainer.web import app as web
     except ImportError:
         raise ConfigError("the page needs its extra: pip install 'metatrainer[web]'") from None
-    if host not in web.LOOPBACK and token is None:
+    if host not in net.LOOPBACK and token is None:
         token = secrets.token_urlsafe(16)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen at {host}:{port}: {error.strerror}; try --port 0"
-        ) from None
-    at = f"[{host}]" if ":" in host else host
-    address = f"http://{at}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else "")
+    listening = net.listen(host, port)
+    address = f"{net.url(host, listening)}/" + (f"?token={token}" if token else "")
     print(f"watching {root} at {address}   (ctrl-C ends it)", file=sys.stderr, flush=True)
     server = uvicorn.Server(uvicorn.Config(web.make_app(root, token), log_level="warning"))
     server.run(sockets=[listening])

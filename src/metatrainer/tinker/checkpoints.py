@@ -135,8 +135,22 @@ class CheckpointStore:
 
     def training_run(self, path: str) -> types.TrainingRun:
         """The SDK's description of the run that a path belongs to."""
-        _, info = self.find(path)
-        checkpoints = [self._describe(p) for p in self._of_run(self._root / info.run_id)]
+        return self.describe_run(self.find(path)[1].run_id)
+
+    def run_ids(self) -> list[str]:
+        """Ids of all runs, from old to new."""
+        return sorted(run.parent.name for run in self._root.glob("run-*/run.json"))
+
+    def checkpoints(self, run_id: str) -> list[types.Checkpoint]:
+        """The SDK's descriptions of a run's checkpoints, from old to new."""
+        return [self._describe(path) for path in self._of_run(self._folder(run_id))]
+
+    def describe_run(self, run_id: str) -> types.TrainingRun:
+        """The SDK's description of a run."""
+        file = self._folder(run_id) / "run.json"
+        info = RunInfo.model_validate_json(file.read_text())
+        checkpoints = self.checkpoints(run_id)
+        began = datetime.fromtimestamp(file.stat().st_mtime, UTC)
         training = [c for c in checkpoints if c.checkpoint_type == "training"]
         sampler = [c for c in checkpoints if c.checkpoint_type == "sampler"]
         return types.TrainingRun(
@@ -145,11 +159,16 @@ class CheckpointStore:
             model_owner="local",
             is_lora=True,
             lora_rank=info.lora_rank,
-            last_request_time=max(c.time for c in checkpoints),
+            last_request_time=max([began, *(c.time for c in checkpoints)]),
             last_checkpoint=training[-1] if training else None,
             last_sampler_checkpoint=sampler[-1] if sampler else None,
             user_metadata=info.user_metadata,
         )
+
+    def _folder(self, run_id: str) -> Path:
+        if run_id not in self.run_ids():
+            raise refusal(tinker.NotFoundError, f"no training run {run_id}")
+        return self._root / run_id
 
     def _of_run(self, run: Path) -> list[str]:
         folders = [f for kind in _KIND_OF_TYPE.values() for f in (run / kind).glob("[!.]*")]

@@ -7,13 +7,12 @@ else of the SDK. Knows nothing about who calls.
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import weakref
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from tinker import types
 from tinker.lib.public_interfaces.api_future import APIFuture, AwaitableConcurrentFuture
@@ -21,6 +20,8 @@ from tinker.lib.public_interfaces.api_future import APIFuture, AwaitableConcurre
 from metatrainer.engine import Engine
 from metatrainer.tinker import convert
 from metatrainer.tinker.checkpoints import CheckpointStore, RunInfo
+from metatrainer.tinker.futures import Ready, awaited, then, twin
+from metatrainer.tinker.rest import RestClient
 from metatrainer.tinker.worker import EngineThread
 
 SDK_VERSION = "0.38.0"
@@ -29,39 +30,6 @@ SDK_VERSION = "0.38.0"
 T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
-
-
-def _twin(method: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
-    """The *_async form of a method that does not wait."""
-
-    @functools.wraps(method)
-    async def twin(*args: P.args, **kwargs: P.kwargs) -> R:
-        return method(*args, **kwargs)
-
-    return twin
-
-
-def _awaited(method: Callable[P, Any]) -> Callable[P, Coroutine[Any, Any, Any]]:
-    """The *_async form of a method whose plain form returns a future of the result."""
-
-    @functools.wraps(method)
-    async def awaited(*args: P.args, **kwargs: P.kwargs) -> Any:
-        return await method(*args, **kwargs)
-
-    return awaited
-
-
-class _Ready:
-    """A client that may be awaited or asked for its result, as the SDK's create methods allow."""
-
-    def result(self, timeout: float | None = None) -> Self:
-        return self
-
-    async def result_async(self, timeout: float | None = None) -> Self:
-        return self
-
-    def __await__(self) -> Generator[Any, None, Self]:
-        return self.result_async().__await__()
 
 
 class ServiceClient:
@@ -96,7 +64,7 @@ class ServiceClient:
         seed = self._seed if seed is None else seed
         return self._train(info, lambda engine: engine.create_adapter(rank, seed=seed))
 
-    create_lora_training_client_async = _twin(create_lora_training_client)
+    create_lora_training_client_async = twin(create_lora_training_client)
 
     def create_training_client_from_state(
         self, path: str, user_metadata: dict[str, str] | None = None
@@ -104,7 +72,7 @@ class ServiceClient:
         """Weights of a checkpoint with a fresh optimizer."""
         return self._train_from(path, user_metadata, optimizer=False)
 
-    create_training_client_from_state_async = _twin(create_training_client_from_state)
+    create_training_client_from_state_async = twin(create_training_client_from_state)
 
     def create_training_client_from_state_with_optimizer(
         self, path: str, user_metadata: dict[str, str] | None = None
@@ -112,7 +80,7 @@ class ServiceClient:
         """Weights and optimizer of a checkpoint: training goes on as if it had not stopped."""
         return self._train_from(path, user_metadata, optimizer=True)
 
-    create_training_client_from_state_with_optimizer_async = _twin(
+    create_training_client_from_state_with_optimizer_async = twin(
         create_training_client_from_state_with_optimizer
     )
 
@@ -127,7 +95,7 @@ class ServiceClient:
             raise ValueError("create_sampling_client needs a model_path or a base_model")
         return SamplingClient(self._model(base_model), None)
 
-    create_sampling_client_async = _twin(create_sampling_client)
+    create_sampling_client_async = twin(create_sampling_client)
 
     def create_rest_client(self) -> RestClient:
         """Looks after checkpoints."""
@@ -168,7 +136,7 @@ class ServiceClient:
         return self._train(info, lambda e: e.load_state(folder / "state", optimizer=optimizer))
 
 
-class TrainingClient(_Ready):
+class TrainingClient(Ready):
     """Trains one adapter. Calls are carried out in the order in which they are made."""
 
     def __init__(
@@ -184,6 +152,11 @@ class TrainingClient(_Ready):
         self._store = store
         self._adapter = model.adapter(self, make)
 
+    @property
+    def adapter(self) -> Future[int]:
+        """What is trained, once it is there. Not of the SDK."""
+        return self._adapter
+
     def forward(
         self,
         data: list[types.Datum],
@@ -193,7 +166,7 @@ class TrainingClient(_Ready):
         """Losses and log-probabilities without gradients."""
         return self._pass(data, loss_fn, loss_fn_config, backward=False)
 
-    forward_async = _twin(forward)
+    forward_async = twin(forward)
 
     def forward_backward(
         self,
@@ -204,7 +177,7 @@ class TrainingClient(_Ready):
         """Losses, log-probabilities, and gradients added to those that wait for optim_step."""
         return self._pass(data, loss_fn, loss_fn_config, backward=True)
 
-    forward_backward_async = _twin(forward_backward)
+    forward_backward_async = twin(forward_backward)
 
     def optim_step(
         self,
@@ -220,7 +193,7 @@ class TrainingClient(_Ready):
             )
         )
 
-    optim_step_async = _twin(optim_step)
+    optim_step_async = twin(optim_step)
 
     def save_state(
         self,
@@ -242,7 +215,19 @@ class TrainingClient(_Ready):
 
         return self._call(save)
 
-    save_state_async = _twin(save_state)
+    save_state_async = twin(save_state)
+
+    def load_state(self, path: str) -> APIFuture[types.LoadWeightsResponse]:
+        """Weights of a checkpoint in place of the present ones, with a fresh optimizer."""
+        return self._load(path, optimizer=False)
+
+    load_state_async = twin(load_state)
+
+    def load_state_with_optimizer(self, path: str) -> APIFuture[types.LoadWeightsResponse]:
+        """Weights and optimizer of a checkpoint in place of the present ones."""
+        return self._load(path, optimizer=True)
+
+    load_state_with_optimizer_async = twin(load_state_with_optimizer)
 
     def save_weights_for_sampler(
         self,
@@ -263,21 +248,21 @@ class TrainingClient(_Ready):
 
         return self._call(save)
 
-    save_weights_for_sampler_async = _twin(save_weights_for_sampler)
+    save_weights_for_sampler_async = twin(save_weights_for_sampler)
 
     def save_weights_and_get_sampling_client(self) -> SamplingClient:
         """Sampling from a frozen copy of the adapter as it is now; nothing is written."""
         adapter = self._adapter
         return self._model.sampler(lambda engine: engine.snapshot(adapter.result()))
 
-    save_weights_and_get_sampling_client_async = _twin(save_weights_and_get_sampling_client)
+    save_weights_and_get_sampling_client_async = twin(save_weights_and_get_sampling_client)
 
     def create_sampling_client(self, model_path: str) -> SamplingClient:
         """Sampling from saved sampler weights."""
         folder, _ = self._store.find(model_path, "sampler_weights")
         return self._model.sampler_of_folder(folder)
 
-    create_sampling_client_async = _twin(create_sampling_client)
+    create_sampling_client_async = twin(create_sampling_client)
 
     def get_info(self) -> types.GetInfoResponse:
         """What is trained here."""
@@ -292,11 +277,25 @@ class TrainingClient(_Ready):
             model_name=self._info.base_model,
         )
 
-    get_info_async = _twin(get_info)
+    get_info_async = twin(get_info)
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""
         return self._model.tokenizer()
+
+    def _load(self, path: str, optimizer: bool) -> APIFuture[types.LoadWeightsResponse]:
+        folder, saved = self._store.find(path, "weights")
+        if saved.base_model != self._info.base_model:
+            raise convert.bad_request(
+                f"{path} is of {saved.base_model}, and this trains {self._info.base_model}"
+            )
+        before = self._adapter
+        self._adapter = self._model.adapter(
+            self, lambda engine: engine.load_state(folder / "state", optimizer=optimizer)
+        )
+        self._model.worker.forget(before)
+        response = types.LoadWeightsResponse(path=path, model_id=self.model_id, type="load_weights")
+        return then(self._adapter, lambda _: response)
 
     def _pass(
         self,
@@ -321,7 +320,7 @@ class TrainingClient(_Ready):
         return AwaitableConcurrentFuture(future)
 
 
-class SamplingClient(_Ready):
+class SamplingClient(Ready):
     """Samples from frozen weights. Requests that wait together are sampled together."""
 
     _names = itertools.count()
@@ -332,21 +331,35 @@ class SamplingClient(_Ready):
         self._name = f"sampler-{next(self._names)}"
         self._requests = itertools.count()
 
+    @property
+    def adapter(self) -> Future[int] | None:
+        """What is sampled from, once it is there; None is the base model. Not of the SDK."""
+        return self._adapter
+
     def sample(
         self,
         prompt: types.ModelInput,
         num_samples: int,
         sampling_params: types.SamplingParams,
+        include_prompt_logprobs: bool = False,
     ) -> APIFuture[types.SampleResponse]:
-        """Continuations of one prompt, with the log-probability of every token."""
+        """Continuations of one prompt, with the log-probability of every token.
+
+        include_prompt_logprobs: of the prompt's tokens, too.
+        """
         name = f"{self._name}:{next(self._requests)}"
+        # Asked first of the one thread that answers both, so it is there when the draws are.
+        scored = self.compute_logprobs(prompt).future() if include_prompt_logprobs else None
         drawn = self._model.worker.sample(
             lambda engine: convert.sample_requests(prompt, sampling_params, num_samples, engine),
             self._adapter,
         )
-        return _then(drawn, lambda samples: convert.sample_response(samples, name))
+        return then(
+            drawn,
+            lambda samples: convert.sample_response(samples, name, scored and scored.result()),
+        )
 
-    sample_async = _awaited(sample)
+    sample_async = awaited(sample)
 
     def compute_logprobs(self, prompt: types.ModelInput) -> APIFuture[list[float | None]]:
         """Log-probability of every token of a prompt; the first has none."""
@@ -358,7 +371,7 @@ class SamplingClient(_Ready):
 
         return AwaitableConcurrentFuture(self._model.worker.call(work))
 
-    compute_logprobs_async = _awaited(compute_logprobs)
+    compute_logprobs_async = awaited(compute_logprobs)
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""
@@ -368,26 +381,7 @@ class SamplingClient(_Ready):
         """Name of the base model."""
         return self._model.name
 
-    get_base_model_async = _twin(get_base_model)
-
-
-class RestClient:
-    """Looks up and deletes checkpoints."""
-
-    def __init__(self, store: CheckpointStore):
-        self._store = store
-
-    def get_training_run_by_tinker_path(self, tinker_path: str) -> APIFuture[types.TrainingRun]:
-        """The run that a checkpoint came from."""
-        return _done(lambda: self._store.training_run(tinker_path))
-
-    get_training_run_by_tinker_path_async = _awaited(get_training_run_by_tinker_path)
-
-    def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> APIFuture[None]:
-        """Remove a checkpoint from disk."""
-        return _done(lambda: self._store.delete(tinker_path))
-
-    delete_checkpoint_from_tinker_path_async = _awaited(delete_checkpoint_from_tinker_path)
+    get_base_model_async = twin(get_base_model)
 
 
 class _Model:
@@ -425,29 +419,3 @@ class _Model:
         """Tokens that the model takes at most; blocks until the engine is open."""
         config = self.worker.call(lambda engine: engine.config).result()
         return config.max_position_embeddings
-
-
-def _then(future: Future[T], convert_result: Callable[[T], R]) -> APIFuture[R]:
-    """What a future yields, converted. Cancelling it cancels the future."""
-    converted: Future[R] = Future()
-
-    def finish(done: Future[T]) -> None:
-        if done.cancelled() or not converted.set_running_or_notify_cancel():
-            return
-        try:
-            converted.set_result(convert_result(done.result()))
-        except BaseException as error:  # it belongs to whoever waits for the result
-            converted.set_exception(error)
-
-    converted.add_done_callback(lambda done: done.cancelled() and future.cancel())
-    future.add_done_callback(finish)
-    return AwaitableConcurrentFuture(converted)
-
-
-def _done(work: Callable[[], R]) -> APIFuture[R]:
-    future: Future[R] = Future()
-    try:
-        future.set_result(work())
-    except Exception as error:  # raised where the result is asked for, as over a network
-        future.set_exception(error)
-    return AwaitableConcurrentFuture(future)

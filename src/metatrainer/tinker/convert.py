@@ -112,9 +112,16 @@ def sample_requests(
     return [SampleRequest(prompt=ids, params=drawn, seed=seed) for seed in seeds]
 
 
-def sample_response(samples: Sequence[Sample], name: str) -> types.SampleResponse:
-    """Samples of one prompt as the SDK's response. name: start of the sequences' ids."""
+def sample_response(
+    samples: Sequence[Sample], name: str, prompt: Sequence[float | None] | None = None
+) -> types.SampleResponse:
+    """Samples of one prompt as the SDK's response.
+
+    name: start of the sequences' ids. prompt: log-probabilities of the prompt's tokens, if asked.
+    """
     return types.SampleResponse(
+        # The first, which has none, becomes NaN.
+        prompt_logprobs_np=None if prompt is None else np.array(prompt, dtype=np.float32),
         sequences=[
             types.SampledSequence(
                 stop_reason=sample.stop_reason,
@@ -123,7 +130,7 @@ def sample_response(samples: Sequence[Sample], name: str) -> types.SampleRespons
                 logprobs_np=np.asarray(sample.logprobs, dtype=np.float32),
             )
             for i, sample in enumerate(samples)
-        ]
+        ],
     )
 
 

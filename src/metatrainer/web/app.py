@@ -23,11 +23,11 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from metatrainer import net
 from metatrainer.errors import ConfigError, MetatrainerError
 from metatrainer.ledger import Ledger
 from metatrainer.web import present, views
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 COMPARED = 8
 """Runs in one comparison."""
 _COOKIE = "metatrainer"
@@ -79,7 +79,7 @@ def make_app(root: Path, token: str | None = None) -> Starlette:
     middleware = [Middleware(SafeHeaders), Middleware(GZipMiddleware, minimum_size=2048)]
     if token is None:
         # Against DNS rebinding: a page elsewhere cannot read this one under a name of its own.
-        middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, "[::1]"]))
+        middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=[*net.LOOPBACK, "[::1]"]))
     else:
         middleware.append(Middleware(NeedsToken, token=token))
     return Starlette(
