@@ -23,6 +23,7 @@ from metatrainer.cli.pool import pool
 from metatrainer.cli.resumable import fail, resumable
 from metatrainer.cli.serve import serve
 from metatrainer.cli.solve import solve
+from metatrainer.cli.status import status
 from metatrainer.cli.students import students
 from metatrainer.cli.warmstart import warmstart
 from metatrainer.cli.watch import watch
@@ -59,6 +60,7 @@ app.add_typer(job, name="job")
 app.add_typer(pool, name="pool")
 app.add_typer(students, name="students")
 app.add_typer(nano, name="nano")
+app.command()(status)
 app.command()(watch)
 app.command()(serve)
 app.command("eval")(evaluate)

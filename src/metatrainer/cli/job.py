@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from metatrainer.chat import call_text
-from metatrainer.cli.options import Config, Set
+from metatrainer.cli.options import Config, Json, Set
 from metatrainer.errors import ConfigError, MetatrainerError
 from metatrainer.shown import one_line, visible
 
@@ -36,7 +36,6 @@ job = typer.Typer(help="Write, check, run and compile a job by hand.", no_args_i
 
 Folder = Annotated[Path, typer.Argument(help="Folder with job.toml and the environment.")]
 Family = Annotated[str, typer.Option(help="What the job is to teach.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @job.command("new")

@@ -25,6 +25,8 @@ Config = Annotated[
     typer.Option(help="Settings that apply.", show_default="the nano preset's"),
 ]
 
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
 
 @contextmanager
 def folder_of(settings: RunSettings, keep: Path | None) -> Iterator[Path]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from metatrainer.cli.options import Config, Set
+from metatrainer.cli.options import Config, Json, Set
 from metatrainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 pool = typer.Typer(help="Pods that are rented for runs.", no_args_is_help=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, do nothing.")]
 Run = Annotated[str, typer.Argument(help="A run's folder, or its name in runs/.")]
 
