@@ -1,6 +1,6 @@
 """The pool: how full it keeps its slots, and what it costs a job.
 
-    python benchmarks/pool.py [--jobs 200] [--repeats 3] [--ray] [--json]
+    python benchmarks/pool.py [--jobs 200] [--repeats 3] [--ray] [--ssh] [--json]
 
 Utilisation is simulated: the pool's own scheduling, with virtual time in place of workers, runs 54
 batches of 40 jobs over 16 slots. Durations are spread as the pod bills of the original experiment
@@ -14,8 +14,9 @@ packed jobs get 1.92 times the work of one done) and so end sooner when they get
 
 Overhead is measured: the time of a job that does nothing, through a real worker process, one after
 another and many at a time; with --ray also through an actor of a cluster that is started here (on
-a machine without a network: unshare -n sh -c 'ip link set lo up; python benchmarks/pool.py --ray').
-Quote the medians.
+a machine without a network: unshare -n sh -c 'ip link set lo up; python benchmarks/pool.py --ray');
+with --ssh also through a rented pod: the tests' stand-in for Runpod, whose pod is a real sshd on
+the loopback, so that the way to a real pod and back comes on top. Quote the medians.
 """
 
 from __future__ import annotations
@@ -32,16 +33,22 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from metatrainer.config import PoolSettings, RunSettings
+from metatrainer.config import MoneySettings, PoolSettings, RunpodSettings, RunSettings
+from metatrainer.ledger import Ledger
 from metatrainer.pool import jobdir
 from metatrainer.pool.base import JobOrder, JobResult
 from metatrainer.pool.lanes import Lanes
 from metatrainer.pool.local import LocalPool
 from metatrainer.pool.ray import RESOURCE, RayPool
+from metatrainer.pool.runpod import RunpodPool
+from metatrainer.pool.workers import WorkerPool
 
+BODY = "pool:NoWork"
+ONE = PoolSettings(workers=1, packed=4)
 BATCHES, JOBS, SLOTS = 54, 40, 16
 SHORTEST, LONGEST = 174.0, 401.0
 FAILURES, GUESS_ERROR = 0.03, 0.15
@@ -151,12 +158,13 @@ async def _run(rng: random.Random, packed: int, longest_first: bool) -> dict[str
     }
 
 
-async def overhead(jobs: int, make: type[LocalPool | RayPool], **where: Any) -> dict[str, float]:
+async def overhead(
+    jobs: int, make: Callable[[RunSettings], WorkerPool], settings: RunSettings
+) -> dict[str, float]:
     """Milliseconds of a job that does nothing: one after another, and all at once."""
-    settings = RunSettings(pool=PoolSettings(workers=1, packed=4, **where))
     with tempfile.TemporaryDirectory() as folder:
         orders = [_order(Path(folder), n) for n in range(2 * jobs)]
-        pool = make(settings, 0, body="pool:NoWork")
+        pool = make(settings)
         await pool.start()
         try:
             began = time.perf_counter()
@@ -178,6 +186,15 @@ def _order(folder: Path, n: int) -> JobOrder:
     return order
 
 
+def here(jobs: int) -> dict[str, float]:
+    """In a worker process of this machine."""
+
+    def make(settings: RunSettings) -> WorkerPool:
+        return LocalPool(settings, 0, body=BODY)
+
+    return asyncio.run(overhead(jobs, make, RunSettings(pool=ONE)))
+
+
 def on_ray(jobs: int, repeats: int) -> list[dict[str, float]]:
     """The same on a cluster of one node."""
     from ray.cluster_utils import Cluster
@@ -185,13 +202,43 @@ def on_ray(jobs: int, repeats: int) -> list[dict[str, float]]:
     node = {"num_cpus": 1, "resources": {RESOURCE: 1}}
     cluster = Cluster(initialize_head=True, head_node_args=node)
     where = {"kind": "ray", "address": cluster.address}
+    settings = RunSettings(pool=ONE.model_copy(update=where))
+
+    def make(settings: RunSettings) -> WorkerPool:
+        return RayPool(settings, 0, body=BODY)
+
     try:
-        return [asyncio.run(overhead(jobs, RayPool, **where)) for _ in range(repeats)]
+        return [asyncio.run(overhead(jobs, make, settings)) for _ in range(repeats)]
     finally:
         cluster.shutdown()
 
 
-def measure(jobs: int, repeats: int, ray: bool) -> dict[str, Any]:
+def over_ssh(jobs: int) -> dict[str, float]:
+    """On a pod behind an sshd."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests/pool"))
+    import runpod_server
+
+    os.environ["RUNPOD_API_KEY"] = runpod_server.OWNER_KEY
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        runpod_server.serving(Path(folder, "pods")) as fake,
+        Ledger(Path(folder, "run/ledger.sqlite")) as ledger,
+    ):
+        ledger.create_run("bench", "nano", "{}", 0, {}, 0)
+        rented = {"gpus": (runpod_server.CHEAP,), "url": fake.url, "python": sys.executable}
+        settings = RunSettings(
+            pool=ONE.model_copy(update={"kind": "runpod"}),
+            runpod=RunpodSettings.model_validate(rented),
+            money=MoneySettings(usd_per_slot_hour=1.0),
+        )
+
+        def make(settings: RunSettings) -> WorkerPool:
+            return RunpodPool(settings, 0, ledger, body=BODY, poll_seconds=0.1)
+
+        return asyncio.run(overhead(jobs, make, settings))
+
+
+def measure(jobs: int, repeats: int, ray: bool, ssh: bool) -> dict[str, Any]:
     """All figures."""
     import _machine  # here, as workers import this file for their body
 
@@ -203,9 +250,11 @@ def measure(jobs: int, repeats: int, ray: bool) -> dict[str, Any]:
             ("one_a_worker_as_they_come", 1, False),
         )
     }
-    spent = {"local": _median([asyncio.run(overhead(jobs, LocalPool)) for _ in range(repeats)])}
+    spent = {"local": _median([here(jobs) for _ in range(repeats)])}
     if ray:
         spent["ray"] = _median(on_ray(jobs, repeats))
+    if ssh:
+        spent["ssh"] = _median([over_ssh(jobs) for _ in range(repeats)])
     return {**_machine.facts(), "utilisation": simulated, "overhead": spent}
 
 
@@ -218,11 +267,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--ssh", action="store_true")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([here, *filter(None, sys.path)])
-    figures = measure(given.jobs, given.repeats, given.ray)
+    figures = measure(given.jobs, given.repeats, given.ray, given.ssh)
     if given.json:
         print(json.dumps(figures, indent=2))
         return
