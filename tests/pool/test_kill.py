@@ -78,8 +78,10 @@ def check(folder: Path) -> None:
             job_dir = folder / "jobs" / last.id
             result = jobdir.read_result(job_dir, last.id)
             assert result and (result.outcome, result.attempt) == (last.outcome, last.attempt)
-            # A worker that began an attempt left a line; nobody began one twice.
-            begun = len((job_dir / "runs").read_text().split())
+            # A worker that began an attempt left a line, unless it was killed before it could;
+            # nobody began one twice.
+            lines = job_dir / "runs"
+            begun = len(lines.read_text().split()) if lines.exists() else 0
             assert begun <= len(list(job_dir.glob("attempt-*"))) <= last.attempt
             for row in attempts:
                 assert row and row.usd == pytest.approx(row.seconds * PRICE / 3600)
