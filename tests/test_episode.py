@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,6 @@ from metatrainer.agent import policies
 from metatrainer.agent.policies import Scripted, call, edit, say
 from metatrainer.agent.scaffold import ENVIRONMENT, JOB
 from metatrainer.agent.task import draw_task
-from metatrainer.agent.validator import Validator
 from metatrainer.episode import RETRIES, Episode, play
 from metatrainer.pool import jobdir
 from metatrainer.pool.base import LOST, JobOrder, JobResult
@@ -31,20 +28,6 @@ class Unused:
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} was asked for")
-
-
-@pytest.fixture(scope="module")
-def validator() -> Iterator[Validator]:
-    validator = Validator(sandboxes=1)
-    yield validator
-    asyncio.run(validator.close())
-
-
-@pytest.fixture
-def lab(tmp_path: Path, validator: Validator) -> Iterator[Lab]:
-    lab = Lab(tmp_path, validator)
-    yield lab
-    lab.ledger.close()
 
 
 def test_the_reference_agent_gets_the_reward_of_its_job(lab: Lab) -> None:

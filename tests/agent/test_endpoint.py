@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from lab import ID, Lab, RecordingPool
 from metatrainer import money
 from metatrainer.agent import policies
 from metatrainer.agent.endpoint import Address, Asked, Endpoint, parse, read
-from metatrainer.agent.validator import Validator
 from metatrainer.config import EndpointSettings, MoneySettings, RunSettings
 from metatrainer.episode import CONTEXT_FULL, EpisodeId, play
 from metatrainer.errors import AgentError, ConfigError
@@ -37,20 +36,6 @@ HTML = Raw(200, b"<!doctype html><title>Welcome</title>", "text/html")
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-
-
-@pytest.fixture(scope="module")
-def validator() -> Iterator[Validator]:
-    validator = Validator(sandboxes=1)
-    yield validator
-    asyncio.run(validator.close())
-
-
-@pytest.fixture
-def lab(tmp_path: Path, validator: Validator) -> Iterator[Lab]:
-    lab = Lab(tmp_path, validator)
-    yield lab
-    lab.ledger.close()
 
 
 class Scripted:

@@ -1,33 +1,15 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from lab import HIDDEN_SEED, ID, SETTINGS, Lab, files_of
 
 from metatrainer.agent import policies
 from metatrainer.agent.task import draw_task
-from metatrainer.agent.validator import Validator
 from metatrainer.episode import EpisodeId
-
-
-@pytest.fixture(scope="module")
-def validator() -> Iterator[Validator]:
-    validator = Validator(sandboxes=1)
-    yield validator
-    asyncio.run(validator.close())
-
-
-@pytest.fixture
-def lab(tmp_path: Path, validator: Validator) -> Iterator[Lab]:
-    lab = Lab(tmp_path, validator)
-    yield lab
-    lab.ledger.close()
 
 
 def play_many(lab: Lab, make: policies.ScriptMaker, n: int) -> list[str]:

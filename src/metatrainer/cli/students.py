@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from metatrainer.errors import ConfigError
-
 students = typer.Typer(help="The models that jobs train: list them, add your own.")
 
 New = Annotated[str, typer.Argument(help="What it shall be called.", show_default=False)]
@@ -92,6 +90,7 @@ def students_prime(
     """
     from rich.console import Console
 
+    from metatrainer import folders
     from metatrainer.console import share_shown
     from metatrainer.engine import Engine
     from metatrainer.students import catalogue
@@ -99,8 +98,7 @@ def students_prime(
 
     catalogue.check_new(new)
     out = catalogue.home() / new
-    if out.exists():
-        raise ConfigError(f"{out} is there already; delete it or take another name")
+    folders.check_new(out)
     engine = Engine.open(catalogue.verified_folder(name), name)
     with share_shown(Console(stderr=True)) as at:
         how = Priming(steps, full=full, learning_rate=FULL_RATE if full else Priming.learning_rate)

@@ -18,7 +18,7 @@ from metatrainer.families import Family
 from metatrainer.inner.grpo import MAX_TURNS, group_advantages, question
 from metatrainer.inner.rollout import Limits, roll_out
 from metatrainer.jobs.findings import Finding
-from metatrainer.jobs.spec import TrainingSpec
+from metatrainer.jobs.spec import JOB_FILE, TrainingSpec
 from metatrainer.sandbox.host import EnvSession, TaskRow
 
 FEW = 0.25
@@ -68,13 +68,13 @@ class Preview:
         if self.longest > spec.seq_len:
             said = f"a conversation had {self.longest} tokens"
             allowed = f"seq_len = {spec.seq_len}; longer ones are left out"
-            found.append(Finding("W-SEQ", "job.toml", None, said, allowed, "raise seq_len"))
+            found.append(Finding("W-SEQ", JOB_FILE, None, said, allowed, "raise seq_len"))
         needed = self.seconds_of(spec.max_steps * spec.batch_size)
         if needed > max_seconds:
             said = f"training would take about {needed:.0f} s"
             fix = "fewer steps or rollouts"
             allowed = f"{max_seconds:.0f} s"
-            found.append(Finding("W-TIME", "job.toml", None, said, allowed, fix))
+            found.append(Finding("W-TIME", JOB_FILE, None, said, allowed, fix))
         return found
 
 
@@ -104,13 +104,9 @@ def preview(
     known = [s.reward for s in scored if s.reward is not None]
     if not known:
         raise EnvError("reward", f"every reward failed: {scored[0].error}")
-    rewards = [s.reward for s in scored]
     starts = range(0, len(chosen), spec.group_size)
-    flat = [
-        set(rewards[start : start + spec.group_size])
-        for start in starts
-        if not any(group_advantages(rewards[start : start + spec.group_size], spec.group_size))
-    ]
+    rewards = [[s.reward for s in scored[at : at + spec.group_size]] for at in starts]
+    flat = [set(group) for group in rewards if not any(group_advantages(group, len(group)))]
     return Preview(
         rollouts=len(chosen),
         groups=groups,

@@ -33,6 +33,7 @@ from metatrainer.serve.promises import Promises
 from metatrainer.tinker.checkpoints import refusal
 from metatrainer.tinker.client import SamplingClient, ServiceClient, TrainingClient
 from metatrainer.tinker.convert import bad_request
+from metatrainer.tinker.futures import then
 from metatrainer.tinker.rest import RestClient
 
 WAIT_SECONDS = 20.0
@@ -199,7 +200,8 @@ class Server:
             metadata = {k: str(v) for k, v in (asked.user_metadata or {}).items()}
             client = self._service.create_lora_training_client(base, lora.rank, lora.seed, metadata)
             session.models[id] = client
-            return _after(client.adapter, types.CreateModelResponse(model_id=id))
+            made = types.CreateModelResponse(model_id=id)
+            return then(client.adapter, lambda _: made).future()
 
         return self._promise(f"{id}:made", asked.session_id, begin)
 
@@ -221,7 +223,7 @@ class Server:
             new = made(asked.path, asked.user_metadata)
             session.models[id] = new
             answer = types.LoadWeightsResponse(path=asked.path, model_id=id)
-            return _after(new.adapter, answer)
+            return then(new.adapter, lambda _: answer).future()
 
         id = _model_id(asked.session_id, asked.model_seq_id)
         return self._promise(f"{id}:made", str(asked.session_id), begin)
@@ -266,7 +268,7 @@ class Server:
             sampler = client.save_weights_and_get_sampling_client()
             sampling = self._keep(self._session(owner), sampler)
             answer = types.SaveWeightsForSamplerResponseInternal(sampling_session_id=sampling)
-            return _after(cast(Future[int], sampler.adapter), answer)
+            return then(cast(Future[int], sampler.adapter), lambda _: answer).future()
 
         return self._promise(id, owner, begin)
 
@@ -386,19 +388,3 @@ def _model_id(session: str | None, number: int | None) -> str:
 
 class _Path(BaseModel):
     tinker_path: str
-
-
-def _after(future: Future[Any], answer: BaseModel) -> Future[Any]:
-    """An answer that is there once something else is done, and fails with it."""
-    then: Future[Any] = Future()
-
-    def finish(done: Future[Any]) -> None:
-        if not then.set_running_or_notify_cancel():
-            return
-        if error := done.exception():
-            then.set_exception(error)
-        else:
-            then.set_result(answer)
-
-    future.add_done_callback(finish)
-    return then

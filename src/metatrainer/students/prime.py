@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from metatrainer import folders
 from metatrainer.chat import ChatFormat
 from metatrainer.engine import AdamParams, Engine, TrainRow
 from metatrainer.engine.files import save_model
@@ -65,8 +66,9 @@ def prime(engine: Engine, out: Path, how: Priming) -> Iterator[tuple[int, float]
         adam = AdamParams(rate, grad_clip_norm=1.0)
         output, _ = engine.update(_rows(batch), adapter, "cross_entropy", adam)
         yield step + 1, output.loss
-    save_model(out, engine.config, engine.weights(adapter))
-    engine.tokenizer.save_pretrained(out)
+    with folders.whole(out) as folder:
+        save_model(folder, engine.config, engine.weights(adapter))
+        engine.tokenizer.save_pretrained(folder)
 
 
 def _rows(batch: list[Trace]) -> list[TrainRow]:
